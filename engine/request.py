@@ -1,0 +1,196 @@
+"""What goes into the engine and what comes out: frozen values, no behaviour beyond validation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from engine.config import check_settings, setting
+from engine.errors import RequestError
+
+
+class FinishReason(StrEnum):
+    """Why a row ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class Provenance(StrEnum):
+    """How a token came to be emitted."""
+
+    SAMPLED = "sampled"
+    ACCEPTED = "accepted"
+    FORCED = "forced"
+    ECHO = "echo"
+    CORRECTED = "corrected"
+
+
+class ConstraintKind(StrEnum):
+    """The languages in which a constraint can be written."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    CHOICE = "choice"
+    REGEX = "regex"
+    LARK = "lark"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """What a row's text must match, from its first token to its last.
+
+    Args:
+        kind: how `value` is to be read.
+        value: a JSON Schema (dict or bool) for JSON_SCHEMA, None for JSON_OBJECT, a sequence of
+            strings for CHOICE, a regular expression for REGEX, a grammar text for LARK
+            (llguidance's Lark dialect, EBNF).
+        on_unsupported: "refuse" rejects a schema with an assertion the mask cannot enforce;
+            "validate" masks what it can and checks the finished text.
+    """
+
+    kind: ConstraintKind
+    value: Any = None
+    on_unsupported: str = setting(
+        "refuse", "what to do with unenforceable assertions", choices=("refuse", "validate")
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is chosen. The order is fixed:
+
+    penalties and logit bias -> grammar mask -> temperature -> top-k, top-p, min-p -> draw.
+    The draw at emitted position n depends on (seed, n) alone.
+    """
+
+    temperature: float = setting(0.0, "0 takes the most likely token", low=0, high=100)
+    top_k: int = setting(0, "keep the k most likely tokens; 0 keeps all", low=0, high=2**31)
+    top_p: float = setting(1.0, "keep the smallest set with this probability", low=0, high=1)
+    min_p: float = setting(0.0, "drop tokens below this share of the best", low=0, high=1)
+    repetition_penalty: float = setting(1.0, "divides scores of seen tokens", low=0.01, high=100)
+    presence_penalty: float = setting(0.0, "subtracted once from emitted tokens", low=-100, high=100)
+    frequency_penalty: float = setting(0.0, "subtracted per emission", low=-100, high=100)
+    logit_bias: Mapping[int, float] = field(
+        default_factory=dict, metadata={"help": "token id -> value added to its score"}
+    )
+    seed: int | None = setting(None, "None draws one at random", low=0, high=2**64 - 1)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        for token, bias in self.logit_bias.items():
+            if token < 0 or not math.isfinite(bias):
+                raise RequestError(
+                    f"logit_bias {token}: {bias} is not a token id with a finite value"
+                )
+
+    @property
+    def is_plain(self) -> bool:
+        """True when scores depend on no token of the row: nothing but logits decides."""
+        return not (
+            self.logit_bias
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1.0
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One completion to be produced.
+
+    Args:
+        prompt_ids: at least one token id.
+        max_tokens: most tokens emitted; the end token is neither emitted nor counted.
+        stop: texts that end the row; matched on text, also across tokens, and never emitted.
+        num_draft_tokens: overrides the engine's draft budget, 0 switches speculation off.
+        request_id: chosen by the engine when empty.
+    """
+
+    prompt_ids: tuple[int, ...]
+    max_tokens: int = setting(128, "most tokens emitted", low=1, high=2**31)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    constraint: Constraint | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    num_draft_tokens: int | None = setting(None, "draft budget of this row", low=0, high=15)
+    request_id: str = ""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if not self.prompt_ids:
+            raise RequestError("prompt_ids is empty; give at least one token")
+        if any(not text for text in self.stop):
+            raise RequestError("stop holds an empty string; remove it")
+        if self.constraint is not None and self.ignore_eos:
+            raise RequestError("ignore_eos and a constraint exclude each other; drop one")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One emitted token, or the end of a row.
+
+    Args:
+        token_id: None on an event that only ends the row.
+        text: text that became certain with this token; may be empty, may hold several characters.
+        position: 0-based index among the row's emitted tokens.
+        finish_reason: set on the last event of a row, and only there.
+        error: one line, set when finish_reason is ERROR.
+    """
+
+    request_id: str
+    token_id: int | None
+    text: str
+    position: int
+    provenance: Provenance = Provenance.SAMPLED
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A finished row with its bookkeeping.
+
+    Args:
+        token_ids: emitted ids, end token excluded.
+        lane: "serial" or "batch", the lane taken; `lane_reason` says why.
+        target_calls: decode forwards of the target this row took part in (prefill excluded).
+        drafted_by_position, accepted_by_position: counts per draft position, 0 = first draft.
+        illegal_drafts: drafts cut because the grammar forbids them; part of `drafted`.
+        conformance: "enforced" | "checked" | "failed", None without a constraint.
+    """
+
+    request_id: str
+    prompt_tokens: int
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    error: str | None = None
+    provenance: tuple[Provenance, ...] = ()
+    lane: str = "serial"
+    lane_reason: str = ""
+    seed: int = 0
+    cached_tokens: int = 0
+    target_calls: int = 0
+    drafted_by_position: tuple[int, ...] = ()
+    accepted_by_position: tuple[int, ...] = ()
+    illegal_drafts: int = 0
+    conformance: str | None = None
+
+    @property
+    def drafted(self) -> int:
+        """Tokens proposed, legal or not."""
+        return sum(self.drafted_by_position)
+
+    @property
+    def accepted(self) -> int:
+        """Drafts the target agreed with; the token after them is not one."""
+        return sum(self.accepted_by_position)
