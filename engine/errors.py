@@ -33,7 +33,9 @@ class SchemaError(RequestError):
         keyword: the offending keyword, None where no single keyword is at fault.
     """
 
-    def __init__(self, message: str, pointer: str | None = None, keyword: str | None = None) -> None:
+    def __init__(
+        self, message: str, pointer: str | None = None, keyword: str | None = None
+    ) -> None:
         super().__init__(message)
         self.pointer = pointer
         self.keyword = keyword

@@ -77,7 +77,9 @@ class SamplingParams:
     top_p: float = setting(1.0, "keep the smallest set with this probability", low=0, high=1)
     min_p: float = setting(0.0, "drop tokens below this share of the best", low=0, high=1)
     repetition_penalty: float = setting(1.0, "divides scores of seen tokens", low=0.01, high=100)
-    presence_penalty: float = setting(0.0, "subtracted once from emitted tokens", low=-100, high=100)
+    presence_penalty: float = setting(
+        0.0, "subtracted once from emitted tokens", low=-100, high=100
+    )
     frequency_penalty: float = setting(0.0, "subtracted per emission", low=-100, high=100)
     logit_bias: Mapping[int, float] = field(
         default_factory=dict, metadata={"help": "token id -> value added to its score"}

@@ -1,0 +1,1 @@
+"""Draft sources: cheap guesses that the target verifies in one forward."""

@@ -1,0 +1,45 @@
+"""The seam between the loop and whatever proposes tokens.
+
+A drafter can be wrong, slow or broken; the output does not change, because every draft is verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.models.load import LoadedModel
+from engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """A row that may be drafted for.
+
+    Args:
+        budget: most tokens wanted; at least 1.
+    """
+
+    sequence: Sequence
+    budget: int
+
+
+class DraftSource(Protocol):
+    """Proposes tokens; holds its own per-row state, keyed by the sequence."""
+
+    def open(self, target: LoadedModel) -> None:
+        """Bind to a target once; raises ModelError when the pair does not fit."""
+        ...
+
+    def propose(self, requests: Rows[DraftRequest]) -> list[list[int]]:
+        """Return up to `budget` ids for each row; an empty list means plain decoding."""
+        ...
+
+    def commit(self, sequence: Sequence, num_accepted: int) -> None:
+        """Learn how many of the last proposal's ids were accepted."""
+        ...
+
+    def close(self, sequence: Sequence) -> None:
+        """Forget a row; unknown rows are ignored."""
+        ...

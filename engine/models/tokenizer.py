@@ -1,0 +1,261 @@
+"""Text to token ids and back, exactly: bytes of every token, and no control token from text."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+from llguidance import LLTokenizer
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from tokenizers import Tokenizer as Backend
+
+from engine.errors import ModelError, RequestError
+from engine.models.chat import ControlTexts
+from engine.models.vocabulary import token_table
+
+RESERVED_OPTIONS = ("tokenize", "add_generation_prompt", "return_dict", "conversation")
+
+
+MARKER = re.compile(r"<\S+>|\[\S+\]")
+"""What an added token that structures a chat looks like; runs of blanks and others are text."""
+
+
+class Tokenizer:
+    """A model's tokenizer. Safe to share between threads.
+
+    Args:
+        wrapper: MLX-LM's tokenizer, over a fast one.
+        vocab_size: width of the logits; the tokenizer may know fewer tokens.
+        eos_ids: tokens that end a row.
+
+    Raises:
+        ModelError: a slow tokenizer, or one larger than the logits.
+    """
+
+    def __init__(self, wrapper: TokenizerWrapper, vocab_size: int, eos_ids: frozenset[int]) -> None:
+        self._wrapper: Any = wrapper  # its methods have no annotations
+        self.vocab_size = vocab_size
+        self.eos_ids = eos_ids
+        self._backend = _own_backend(wrapper, vocab_size)
+        self._added = self._backend.get_added_tokens_decoder()
+        special = {index for index, token in self._added.items() if token.special}
+        self.special_ids = frozenset(special) | eos_ids
+        self._controls = self._control_texts()
+        self.control_ids = self.special_ids | frozenset(self._controls.ids.values())
+        text = self._backend.to_str()
+        settings = json.loads(text)
+        self._first = self._text_encoder(text)
+        inner = _without_prefix(settings)
+        self._inner = self._text_encoder(json.dumps(inner)) if inner else self._first
+        self._table = token_table(self._backend, settings["decoder"], self.special_ids, vocab_size)
+        self._ll: LLTokenizer | None = None
+        self._lock = threading.Lock()
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Return token ids; control tokens that the text spells out stay text.
+
+        Args:
+            add_special_tokens: put what the tokenizer wants around a text (often a first token).
+        """
+        return self._plain_ids(self._first, text, add_special_tokens)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of tokens; bytes that are no UTF-8 become U+FFFD. Nothing is tidied."""
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the exact bytes of a token; b"" for special tokens and unused rows."""
+        return self._table[token_id] if 0 <= token_id < self.vocab_size else b""
+
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return what the chat template writes, to be read by people.
+
+        Encoding it again could turn a person's text into control tokens; for ids use
+        apply_chat_template.
+
+        Args:
+            options: further variables for the template, such as {"enable_thinking": False}.
+
+        Raises:
+            ModelError: the model has no chat template.
+            RequestError: the template refuses the messages.
+        """
+        if not self._wrapper.has_chat_template:
+            raise ModelError("the model has no chat template; send a plain prompt instead")
+        extra = dict(options or {})
+        if taken := [key for key in RESERVED_OPTIONS if key in extra]:
+            raise RequestError(f"template option {taken[0]!r} is reserved; remove it")
+        try:
+            text = self._wrapper.apply_chat_template(
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **extra,
+            )
+        except (TemplateError, TypeError, KeyError, ValueError) as error:
+            raise RequestError(f"the chat template refuses the messages: {error}") from error
+        return str(text)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        options: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the ids of a conversation; only the template itself yields control tokens.
+
+        Args:
+            messages: {"role": ..., "content": ...}, and whatever else the template reads.
+            options: further variables for the template, such as {"enable_thinking": False}.
+
+        Raises:
+            ModelError: the model has no chat template.
+            RequestError: the template refuses the messages.
+        """
+        chat = self._controls.mark(messages)
+        text = self.chat_text(
+            chat.messages, add_generation_prompt=add_generation_prompt, options=options
+        )
+        pieces = list(self._controls.split(text))
+        if not chat.mark:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+            written = sum(control is not None for _, control in pieces)
+            # More are found where a normaliser reads them into something else.
+            if sum(index in self.control_ids for index in ids) == written:
+                return ids
+        return self._encode_pieces(pieces, chat.mark)
+
+    @property
+    def wrapper(self) -> TokenizerWrapper:
+        """MLX-LM's tokenizer, for MLX-LM's own functions."""
+        wrapper: TokenizerWrapper = self._wrapper
+        return wrapper
+
+    @property
+    def ll(self) -> LLTokenizer:
+        """The same vocabulary for llguidance, built once, at first use (0.3 s for 49k tokens)."""
+        with self._lock:
+            if self._ll is None:
+                text, eos = self._backend.to_str(), sorted(self.eos_ids)
+                self._ll = LLTokenizer(text, n_vocab=self.vocab_size, eos_token=eos)
+            return self._ll
+
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Token text -> id, added tokens included."""
+        return self._backend.get_vocab(with_added_tokens=True)
+
+    @property
+    def has_thinking(self) -> bool:
+        """True when the model writes a reasoning block between tags."""
+        return bool(self.think_end_ids)
+
+    @property
+    def think_start_ids(self) -> tuple[int, ...]:
+        """Ids of the tag that opens a reasoning block; empty without one."""
+        return tuple(self._wrapper.think_start_tokens or ())
+
+    @property
+    def think_end_ids(self) -> tuple[int, ...]:
+        """Ids of the tag that closes a reasoning block; empty without one."""
+        return tuple(self._wrapper.think_end_tokens or ())
+
+    def opens_thinking(self, prompt_ids: Sequence[int]) -> bool:
+        """True when a prompt ends inside a reasoning block."""
+        if not self.has_thinking:
+            return False
+        start = self._wrapper.rfind_think_start(list(prompt_ids))
+        return bool(start >= 0 and start > self._wrapper.rfind_think_end(list(prompt_ids)))
+
+    def _control_texts(self) -> ControlTexts:
+        """Special tokens, and added ones the chat template writes, such as <tool_call>."""
+        template = self._wrapper.chat_template
+        written = json.dumps(template, ensure_ascii=False) if template else ""
+        ids = {
+            token.content: index
+            for index, token in self._added.items()
+            if index in self.special_ids
+            or (MARKER.fullmatch(token.content) and token.content in written)
+        }
+        tags = [tag for tag in (self._wrapper.think_start, self._wrapper.think_end) if tag]
+        ids |= {tag: self.vocabulary[tag] for tag in tags if tag in self.vocabulary}
+        return ControlTexts(ids, tags)
+
+    def _text_encoder(self, settings: str) -> Backend:
+        """An encoder that reads control tokens as the characters they are written with."""
+        encoder = Backend.from_str(settings)
+        control = [token for index, token in self._added.items() if index in self.control_ids]
+        encoder.add_special_tokens(control)
+        encoder.encode_special_tokens = True
+        return encoder
+
+    def _encode_pieces(self, pieces: Iterable[tuple[str, int | None]], mark: str) -> list[int]:
+        ids: list[int] = []
+        for piece, control in pieces:
+            if control is not None:
+                ids.append(control)
+                continue
+            encoder = self._inner if ids else self._first
+            ids += self._plain_ids(encoder, piece.replace(mark, ""))
+        return ids
+
+    def _plain_ids(
+        self, encoder: Backend, text: str, add_special_tokens: bool = False
+    ) -> list[int]:
+        """Encode text; a control token that came of it all the same is spelled out."""
+        encoding = encoder.encode(text, add_special_tokens=add_special_tokens)
+        ids: list[int] = []
+        for index, is_wanted in zip(encoding.ids, encoding.special_tokens_mask, strict=True):
+            is_text = is_wanted or index not in self.control_ids
+            ids += [index] if is_text else self._spelled(index)
+        return ids
+
+    def _spelled(self, control_id: int) -> list[int]:
+        text = self._backend.decode([control_id], skip_special_tokens=False)
+        if len(text) < 2:
+            return [control_id]
+        return self._plain_ids(self._inner, text[:1]) + self._plain_ids(self._inner, text[1:])
+
+
+def _own_backend(wrapper: TokenizerWrapper, vocab_size: int) -> Backend:
+    """A copy that nobody else changes, without added tokens beyond the logits (some have them)."""
+    backend = getattr(wrapper, "backend_tokenizer", None)
+    if not isinstance(backend, Backend):
+        raise ModelError(
+            "the tokenizer has no fast form; save it as tokenizer.json beside the weights"
+        )
+    num_tokens = backend.get_vocab_size(with_added_tokens=False)
+    if num_tokens > vocab_size:
+        raise ModelError(
+            f"the tokenizer knows {num_tokens} tokens, the model {vocab_size}; "
+            "they do not belong together"
+        )
+    text = backend.to_str()
+    if backend.get_vocab_size(with_added_tokens=True) > vocab_size:
+        settings = json.loads(text)
+        kept = [item for item in settings["added_tokens"] if item["id"] < vocab_size]
+        text = json.dumps({**settings, "added_tokens": kept})
+    copy = Backend.from_str(text)
+    copy.no_padding()
+    copy.no_truncation()
+    return copy
+
+
+def _without_prefix(settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """tokenizer.json for text after a control token, where only the first text gets a space."""
+    first, never = (f'"prepend_scheme": "{scheme}"' for scheme in ("first", "never"))
+    cut = json.dumps(settings["pre_tokenizer"])
+    if first not in cut:
+        return None
+    return {**settings, "pre_tokenizer": json.loads(cut.replace(first, never))}

@@ -1,0 +1,187 @@
+"""The truth all lanes are compared with: an independent serial loop, kept apart on purpose.
+
+It shares with the engine only the model's forward, the grammar's matcher and the definition of the
+random noise; caches are mlx-lm's own, and sampling is written again in numpy. `follow` judges a
+recorded row by teacher forcing: what would the oracle have chosen after each of its prefixes, and
+how close was the call.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.cache import make_prompt_cache
+from numpy.typing import NDArray
+
+from engine.grammar.compile import GrammarCompiler
+from engine.grammar.mask import MaskJob, fill_masks, words
+from engine.grammar.state import GrammarState
+from engine.models.load import LoadedModel
+from engine.request import Request, SamplingParams
+from engine.sampler import draw_key
+
+Scores = NDArray[np.float32]
+
+NEAR_TIE = 2e-4
+"""Gap of the two best final scores under which float32 forwards of other widths may disagree;
+measured differences reach 6e-5."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The oracle's token at one position.
+
+    Args:
+        gap: best final score minus the second best; infinite when only one token is possible.
+        is_end: the row ends here: an end token, or nothing else is legal.
+    """
+
+    token: int
+    gap: float
+    is_end: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """A position where a row's token is not the oracle's.
+
+    Args:
+        gap: how far the row's token stays behind the oracle's in final score.
+    """
+
+    position: int
+    token: int
+    expected: int
+    gap: float
+
+    @property
+    def is_near_tie(self) -> bool:
+        """True when rounding alone may explain it."""
+        return self.gap < NEAR_TIE
+
+
+class Oracle:
+    """Serial decoding of one request at a time with a model's own cache."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._model = model
+        self._grammars = GrammarCompiler(model.tokenizer.ll, model.vocab_size, model.eos_ids)
+
+    def generate(self, request: Request) -> list[int]:
+        """Return the emitted ids, one token a forward; the request needs a seed to be sampled."""
+        cache = make_prompt_cache(self._model.model)
+        state = self._state(request)
+        emitted: list[int] = []
+        fed = list(request.prompt_ids)
+        while len(emitted) < request.max_tokens:
+            logits = self._model.model(mx.array([fed]), cache=cache)[0, -1]
+            choice, _ = self._choose(_host(logits), request, emitted, state)
+            if choice.is_end:
+                break
+            emitted.append(choice.token)
+            fed = [choice.token]
+            if state is not None:
+                state.advance(fed)
+                if state.is_finished:
+                    break
+        return emitted
+
+    def follow(self, request: Request, emitted: Sequence[int], ended: bool) -> list[Divergence]:
+        """Return where a row departs from the oracle's choice after the row's own prefix.
+
+        Args:
+            emitted: the row's ids.
+            ended: the row stopped by itself after them (finish reason "stop" without a stop
+                string), so the oracle has to end there too.
+        """
+        found: list[Divergence] = []
+        state = self._state(request)
+        for position, scores in enumerate(self._forced_logits(request, emitted)):
+            if state is not None and state.is_finished:
+                break
+            if position == len(emitted) and not ended:
+                break
+            choice, final = self._choose(scores, request, emitted[:position], state)
+            if position == len(emitted):
+                if not choice.is_end:
+                    end = max(self._model.eos_ids, key=lambda token: final[token])
+                    gap = float(final[choice.token] - final[end])
+                    found.append(Divergence(position, end, choice.token, gap))
+                break
+            token = emitted[position]
+            if choice.is_end or token != choice.token:
+                gap = float(final[choice.token] - final[token])
+                found.append(Divergence(position, token, choice.token, gap))
+            if state is not None:
+                state.advance([token])
+        return found
+
+    def _forced_logits(self, request: Request, emitted: Sequence[int]) -> Iterator[Scores]:
+        """Yield the logits after the prompt and after each emitted token, from one forward."""
+        ids = [*request.prompt_ids, *emitted]
+        logits = self._model.model(mx.array([ids]))[0, len(request.prompt_ids) - 1 :]
+        yield from _host(logits)
+
+    def _state(self, request: Request) -> GrammarState | None:
+        constraint = request.constraint
+        return None if constraint is None else self._grammars.compile(constraint).start()
+
+    def _choose(
+        self, logits: Scores, request: Request, emitted: Sequence[int], state: GrammarState | None
+    ) -> tuple[Choice, Scores]:
+        scores = _penalised(logits, request, emitted)
+        if state is not None:
+            bits = np.full((1, words(len(scores))), -1, dtype=np.int32)
+            problems = fill_masks([MaskJob(state, 0, ())], bits)
+            assert not problems, problems
+            legal = np.unpackbits(bits.view(np.uint8), bitorder="little")[: len(scores)]
+            scores = np.where(legal.astype(bool), scores, -np.inf).astype(np.float32)
+        final = _final(scores, request.sampling, request.sampling.seed or 0, len(emitted))
+        token = int(np.argmax(final))
+        rest = np.delete(final, token).max()
+        gap = float(final[token] - rest) if np.isfinite(rest) else float("inf")
+        is_end = token in self._model.eos_ids and not request.ignore_eos
+        return Choice(token, gap, is_end), final
+
+
+def _host(logits: mx.array) -> Scores:
+    return np.array(logits.astype(mx.float32))
+
+
+def _penalised(logits: Scores, request: Request, emitted: Sequence[int]) -> Scores:
+    params = request.sampling
+    scores = logits.copy()
+    counts = Counter(emitted)
+    if params.repetition_penalty != 1.0:
+        for token in {*request.prompt_ids, *emitted}:
+            factor = np.float32(params.repetition_penalty)
+            scores[token] = scores[token] / factor if scores[token] > 0 else scores[token] * factor
+    shifts = {token: params.logit_bias.get(token, 0.0) for token in {*counts, *params.logit_bias}}
+    for token, shift in shifts.items():
+        if token in counts:
+            shift -= params.frequency_penalty * counts[token] + params.presence_penalty
+        scores[token] += np.float32(shift)
+    return scores
+
+
+def _final(scores: Scores, params: SamplingParams, seed: int, position: int) -> Scores:
+    """Return temperature, truncation and noise applied: the token is its argmax."""
+    if params.temperature == 0:
+        return scores
+    scaled = scores / np.float32(params.temperature)
+    order = np.argsort(-scaled, kind="stable")
+    kept = order[: params.top_k or None]
+    probs = np.exp(scaled[kept] - scaled[kept[0]])
+    probs /= probs.sum()
+    before = np.cumsum(probs) - probs
+    count = max(1, int(np.sum(before < params.top_p))) if params.top_p < 1 else len(kept)
+    count = min(count, max(1, int(np.sum(probs >= params.min_p * probs[0]))))
+    truncated = np.full_like(scaled, -np.inf)
+    truncated[kept[:count]] = scaled[kept[:count]]
+    key = mx.array(np.array(draw_key(seed, position), dtype=np.uint32))
+    noise: Scores = np.array(mx.random.gumbel(scores.shape, key=key))
+    return truncated + noise

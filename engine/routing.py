@@ -1,0 +1,63 @@
+"""The composition matrix: which lane a request takes, and why. The single routing point.
+
+Each rule is one predicate; the first that holds decides. A feature is carried, routed or refused
+with a clear error; it is never dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from engine.config import EngineConfig
+from engine.request import Request
+
+
+class Lane(StrEnum):
+    """Where a row decodes: alone, or together with others."""
+
+    SERIAL = "serial"
+    BATCH = "batch"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The lane a request takes.
+
+    Args:
+        draft_budget: most tokens drafted for the row in a step.
+    """
+
+    lane: Lane
+    reason: str
+    draft_budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One line of the composition matrix."""
+
+    holds: Callable[[EngineConfig, int], bool]
+    lane: Lane
+    reason: str
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(lambda config, _: config.max_rows == 1, Lane.SERIAL, "the engine has one row"),
+    Rule(
+        lambda config, budget: budget > 0 and config.spec_batching == "serial",
+        Lane.SERIAL,
+        "drafts run one row at a time: spec_batching is serial",
+    ),
+    Rule(lambda config, budget: budget > 0, Lane.BATCH, "drafts are carried per row"),
+    Rule(lambda config, _: True, Lane.BATCH, "every feature of the request is carried per row"),
+)
+
+
+def route(config: EngineConfig, request: Request) -> Route:
+    """Return the lane of `request` on an engine with these settings."""
+    asked = request.num_draft_tokens
+    budget = config.num_draft_tokens if asked is None else min(asked, config.num_draft_tokens)
+    rule = next(rule for rule in RULES if rule.holds(config, budget))
+    return Route(rule.lane, rule.reason, budget)

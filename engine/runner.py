@@ -1,0 +1,57 @@
+"""Plans become arrays here: one forward of one model over a range of slots.
+
+The runner owns the model and its cache. It never waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from engine.arrays import ids_array
+from engine.cache.slots import SlotCache
+from engine.models.head import split_head
+from engine.models.load import LoadedModel
+
+
+class Runner:
+    """Forwards of one model with slots.
+
+    Args:
+        model: the model to run.
+        read_block: see engine.cache.slots.StepShape.
+    """
+
+    def __init__(self, model: LoadedModel, read_block: int = 1) -> None:
+        self._backbone, self._head = split_head(model.model)
+        self.cache = SlotCache(model.num_layers, read_block)
+
+    def prefill(self, slot: int, start: int, tokens: Sequence[int]) -> mx.array:
+        """Feed prompt tokens of one row.
+
+        Args:
+            tokens: ids written at `start` of the slot.
+
+        Returns:
+            Hidden states after each token, [1, len(tokens), hidden]; apply `head` to score.
+        """
+        ids = ids_array([tokens], len(tokens))
+        return self._backbone(ids, self.cache.views(slot, (start,), len(tokens)))
+
+    def forward(self, ids: mx.array, first: int, starts: Sequence[int]) -> mx.array:
+        """Feed `width` tokens of each of a range of rows.
+
+        Args:
+            ids: token ids, [rows, width].
+            first: slot of the first row.
+            starts: cache length of each row, [rows].
+
+        Returns:
+            Logits after each token, [rows, width, vocab].
+        """
+        return self._head(self._backbone(ids, self.cache.views(first, starts, ids.shape[1])))
+
+    def head(self, hidden: mx.array) -> mx.array:
+        """Return the logits of hidden states, [..., hidden] -> [..., vocab]."""
+        return self._head(hidden)

@@ -1,0 +1,160 @@
+"""A request in flight: the only mutable per-request object of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine.request import Completion, FinishReason, Provenance, Request
+from engine.routing import Route
+
+
+class TextSink(Protocol):
+    """Turns emitted ids into text that can be shown (engine.text.TextStream)."""
+
+    @property
+    def stopped(self) -> bool:
+        """True once a stop string was completed."""
+        ...
+
+    def push(self, token_id: int) -> str:
+        """Take one token; return the text that has become certain."""
+        ...
+
+    def finish(self) -> str:
+        """Return the text still held back."""
+        ...
+
+
+class Matcher(Protocol):
+    """A grammar's position in one row (engine.grammar.state.GrammarState)."""
+
+    @property
+    def is_accepting(self) -> bool:
+        """True when the text so far is a complete document."""
+        ...
+
+    @property
+    def is_finished(self) -> bool:
+        """True when nothing but the end may follow."""
+        ...
+
+    def legal_prefix(self, tokens: Tokens[int]) -> int:
+        """Return how many leading tokens the grammar allows."""
+        ...
+
+    def advance(self, tokens: Tokens[int]) -> None:
+        """Take emitted tokens; raises RowError when the grammar refuses one."""
+        ...
+
+    def check_text(self, text: str) -> str:
+        """Return "enforced", "checked" or "failed" for a finished text."""
+        ...
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """Speculation telemetry of one row; position 0 is the first draft of a step."""
+
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    illegal: int = 0
+
+    def propose(self, proposed: int, illegal: int) -> None:
+        """Count one step's drafts; the last `illegal` of them never reach the target."""
+        for counts in (self.drafted, self.accepted):
+            counts.extend([0] * (proposed - len(counts)))
+        for position in range(proposed):
+            self.drafted[position] += 1
+        self.illegal += illegal
+
+    def accept(self, accepted: int) -> None:
+        """Count how many of the last step's drafts the target agreed with."""
+        for position in range(accepted):
+            self.accepted[position] += 1
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One row from submission to its last token.
+
+    Attributes:
+        ids: prompt and emitted tokens.
+        num_cached: leading ids whose keys and values are in the row's slot. While decoding it is
+            `len(ids) - 1`: the last token is fed by the next step.
+        forced_ids: tokens to emit whatever is sampled; used to replay a recorded text.
+    """
+
+    request: Request
+    route: Route
+    seed: int
+    text: TextSink
+    matcher: Matcher | None = None
+    ids: list[int] = field(default_factory=list)
+    num_cached: int = 0
+    drafts: DraftCounts = field(default_factory=DraftCounts)
+    pieces: list[str] = field(default_factory=list)
+    provenance: list[Provenance] = field(default_factory=list)
+    target_calls: int = 0
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    forced_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.ids = list(self.request.prompt_ids)
+
+    @property
+    def num_prompt(self) -> int:
+        """Length of the prompt in tokens."""
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_emitted(self) -> int:
+        """Tokens emitted so far."""
+        return len(self.ids) - self.num_prompt
+
+    @property
+    def emitted(self) -> list[int]:
+        """The emitted ids."""
+        return self.ids[self.num_prompt :]
+
+    @property
+    def remaining(self) -> int:
+        """Tokens the budget still allows."""
+        return self.request.max_tokens - self.num_emitted
+
+    @property
+    def is_prefilling(self) -> bool:
+        """True until every prompt token is in the cache."""
+        return self.num_cached < self.num_prompt
+
+    @property
+    def is_finished(self) -> bool:
+        """True once a finish reason is set."""
+        return self.finish_reason is not None
+
+    def completion(self) -> Completion:
+        """Return the frozen record of a finished row."""
+        assert self.finish_reason is not None
+        text = "".join(self.pieces)
+        conformance = None if self.matcher is None else "failed"
+        if self.matcher is not None and self.finish_reason is FinishReason.STOP:
+            conformance = self.matcher.check_text(text)
+        return Completion(
+            request_id=self.request.request_id,
+            prompt_tokens=self.num_prompt,
+            token_ids=tuple(self.emitted),
+            text=text,
+            finish_reason=self.finish_reason,
+            error=self.error,
+            provenance=tuple(self.provenance),
+            lane=self.route.lane,
+            lane_reason=self.route.reason,
+            seed=self.seed,
+            target_calls=self.target_calls,
+            drafted_by_position=tuple(self.drafts.drafted),
+            accepted_by_position=tuple(self.drafts.accepted),
+            illegal_drafts=self.drafts.illegal,
+            conformance=conformance,
+        )

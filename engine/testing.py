@@ -1,0 +1,115 @@
+"""Small real parts for tests: a tiny model, a model that follows a script, a drafter that does.
+
+They go through the same loop as everything else; nothing of the engine is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Rows
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.nn.layers.base import Module
+
+from engine.draft.source import DraftRequest
+from engine.models.load import LoadedModel, load_model
+from engine.request import Request, SamplingParams
+from engine.sequence import Sequence
+
+CLEAR = 30.0
+"""Score of the scripted token above all others: no rounding and no mild noise changes it."""
+
+
+@cache
+def tiny_model() -> LoadedModel:
+    """Return the registry's two-layer random model with its byte tokenizer."""
+    return load_model("tiny-thinking")
+
+
+class ScriptedModel(Module):
+    """Scores one fixed successor of every token far above the rest.
+
+    It writes to its cache as a real layer does, so that slots are exercised.
+    """
+
+    def __init__(self, successors: Mapping[int, int], vocab_size: int, default: int) -> None:
+        super().__init__()
+        table = np.zeros((vocab_size, vocab_size), dtype=np.float32)
+        follows = np.full(vocab_size, default)
+        for token, successor in successors.items():
+            follows[token] = successor
+        table[np.arange(vocab_size), follows] = CLEAR
+        self.table = mx.array(table)
+        self.layers = [Module()]
+
+    def __call__(self, ids: mx.array, cache: list[Any] | None = None) -> mx.array:
+        """Return logits [rows, width, vocab]."""
+        if cache is not None:
+            new = ids.astype(mx.float32)[:, None, :, None]
+            cache[0].update_and_fetch(new, new)
+        return self.table[ids]
+
+
+def scripted_model(text: str, *, end: int | None = None) -> LoadedModel:
+    """Return a model that answers the prompt `prompt_of(model)` with `text`, then an end token.
+
+    Args:
+        text: ASCII, every character at most once.
+        end: which end token; None takes the smallest.
+    """
+    tiny = tiny_model()
+    ids = [start_id(tiny), *tiny.tokenizer.encode(text)]
+    assert len(set(ids)) == len(ids), "a scripted token needs one successor"
+    last = min(tiny.eos_ids) if end is None else end
+    successors = dict(zip(ids, [*ids[1:], last], strict=True))
+    model = ScriptedModel(successors, tiny.vocab_size, default=last)
+    return replace(tiny, name="scripted", model=model, num_layers=1, path=None)
+
+
+def start_id(model: LoadedModel) -> int:
+    """Return the token a scripted answer follows on."""
+    return model.tokenizer.encode("\x01")[0]
+
+
+def request_for(model: LoadedModel, text: str = "\x01", **settings: Any) -> Request:
+    """Return a request on plain text; `seed` and `temperature` go to its sampling parameters."""
+    sampling = {key: settings.pop(key) for key in ("seed", "temperature") if key in settings}
+    return Request(
+        prompt_ids=tuple(model.tokenizer.encode(text)),
+        sampling=SamplingParams(**sampling),
+        **settings,
+    )
+
+
+class ScriptedDrafter:
+    """Proposes whatever a function of the row says, right or wrong.
+
+    Attributes:
+        commits: accepted counts, in order.
+        open_rows: rows proposed for and not closed yet.
+    """
+
+    def __init__(self, propose: Callable[[Sequence], list[int]]) -> None:
+        self._propose = propose
+        self.commits: list[int] = []
+        self.open_rows: set[int] = set()
+
+    def open(self, target: LoadedModel) -> None:
+        """Nothing to bind."""
+
+    def propose(self, requests: Rows[DraftRequest]) -> list[list[int]]:
+        """Return the script's tokens, uncut: the engine has to cope."""
+        self.open_rows |= {id(request.sequence) for request in requests}
+        return [self._propose(request.sequence) for request in requests]
+
+    def commit(self, sequence: Sequence, num_accepted: int) -> None:
+        """Record it."""
+        self.commits.append(num_accepted)
+
+    def close(self, sequence: Sequence) -> None:
+        """Forget the row."""
+        self.open_rows.discard(id(sequence))

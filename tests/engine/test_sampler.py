@@ -1,0 +1,129 @@
+"""One order, one source of randomness: what a row draws depends on its own parameters alone."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from engine.oracle import _final, _penalised
+from engine.request import Request, SamplingParams
+from engine.sampler import Draw, adjust, choose, draw_key, final_scores
+
+VOCAB = 12
+
+
+def logits_of(seed: int, rows: int = 1) -> mx.array:
+    """Random logits, [rows, VOCAB]."""
+    return mx.random.normal((rows, VOCAB), key=mx.random.key(seed)) * 3
+
+
+def counts_of(logits: mx.array, params: SamplingParams, draws: int) -> np.ndarray:
+    """How often each token is drawn from one row of logits over many positions."""
+    wide = mx.broadcast_to(logits, (draws, VOCAB))
+    tokens = choose(wide, [Draw(params, seed=11, position=index) for index in range(draws)])
+    return np.bincount(np.array(tokens), minlength=VOCAB)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_draws_follow_the_tempered_softmax(temperature: float) -> None:
+    logits = logits_of(3)
+    counts = counts_of(logits, SamplingParams(temperature=temperature), 20_000)
+    expected = np.array(mx.softmax(logits[0] / temperature), dtype=np.float64) * 20_000
+    common = expected >= 5
+    observed = np.append(counts[common], counts[~common].sum())
+    wanted = np.append(expected[common], expected[~common].sum())
+    keep = wanted > 0
+    assert chisquare(observed[keep], wanted[keep] * observed.sum() / wanted.sum()).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        (SamplingParams(temperature=1, top_k=3), [0, 1, 2]),
+        (SamplingParams(temperature=1, top_p=0.0), [0]),
+        (SamplingParams(temperature=1, top_p=1e-9), [0]),
+        (SamplingParams(temperature=1, top_p=0.6), [0, 1]),
+        (SamplingParams(temperature=1, min_p=0.99), [0]),
+        (SamplingParams(temperature=1, min_p=0.2), [0, 1, 2]),
+        (SamplingParams(temperature=1, top_k=2, top_p=0.99, min_p=0.01), [0, 1]),
+    ],
+    ids=["top-k", "top-p 0", "top-p tiny", "top-p", "min-p high", "min-p", "all three"],
+)
+def test_truncation_keeps_exactly_the_likeliest_tokens(
+    params: SamplingParams, kept: list[int]
+) -> None:
+    probs = np.array([0.4, 0.25, 0.15, 0.06, 0.05, 0.03, 0.02, 0.01, 0.01, 0.01, 0.005, 0.005])
+    counts = counts_of(mx.array(np.log(probs), dtype=mx.float32), params, 2_000)
+    assert np.flatnonzero(counts).tolist() == kept
+
+
+def test_a_fully_masked_token_is_never_drawn_however_hot() -> None:
+    logits = np.zeros(VOCAB, dtype=np.float32)
+    logits[[2, 5]] = -np.inf
+    counts = counts_of(mx.array(logits), SamplingParams(temperature=50, top_p=0.9), 3_000)
+    assert counts[[2, 5]].tolist() == [0, 0]
+    assert not np.isnan(counts).any()
+
+
+def test_keys_of_a_row_never_repeat_and_seeds_differ() -> None:
+    keys = {draw_key(seed, position) for seed in range(20) for position in range(500)}
+    assert len(keys) == 20 * 500
+
+
+sampling = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 1.7]),
+    top_k=st.sampled_from([0, 1, 4]),
+    top_p=st.sampled_from([0.0, 0.5, 1.0]),
+    min_p=st.sampled_from([0.0, 0.1]),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.8]),
+    presence_penalty=st.sampled_from([0.0, 0.7]),
+    frequency_penalty=st.sampled_from([0.0, -0.4]),
+    logit_bias=st.dictionaries(
+        st.integers(0, VOCAB - 1), st.sampled_from([-100.0, 2.5]), max_size=3
+    ),
+)
+history = st.lists(st.integers(0, VOCAB - 1), max_size=8)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(sampling, st.integers(0, 2**63), history, history), min_size=1, max_size=5
+    ),
+    seed=st.integers(0, 1000),
+)
+def test_rows_of_a_mixed_batch_choose_what_each_would_choose_alone(
+    rows: list[tuple[SamplingParams, int, list[int], list[int]]], seed: int
+) -> None:
+    logits = logits_of(seed, len(rows))
+    draws = [
+        Draw(params, row_seed, len(emitted), (*prompt, *emitted), len(prompt))
+        for params, row_seed, prompt, emitted in rows
+    ]
+    together = choose(adjust(logits, draws), draws).tolist()
+    alone = [
+        choose(adjust(logits[row : row + 1], [draw]), [draw]).item()
+        for row, draw in enumerate(draws)
+    ]
+    assert together == alone
+
+
+@settings(max_examples=150, deadline=None)
+@given(params=sampling, prompt=history, emitted=history, seed=st.integers(0, 10_000))
+def test_the_sampler_agrees_with_the_oracles_own_arithmetic(
+    params: SamplingParams, prompt: list[int], emitted: list[int], seed: int
+) -> None:
+    logits = logits_of(seed)
+    draw = Draw(params, seed, len(emitted), (*prompt, *emitted), len(prompt))
+    ours = np.array(final_scores(adjust(logits, [draw]), [draw])[0])
+    request = Request(prompt_ids=tuple(prompt) or (0,), sampling=params)
+    if not prompt and params.repetition_penalty != 1.0:
+        return
+    scores = _penalised(np.array(logits[0]), request, emitted)
+    theirs = _final(scores, params, seed, len(emitted))
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
