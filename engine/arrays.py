@@ -1,23 +1,26 @@
 """The border between host and device: every wait for the device goes through here and is counted.
 
-MLX builds lazily. `launch` starts work without waiting; only the `read_*` functions wait. The
-engine promises one wait a step, and a test holds it to that by reading `host_syncs()`.
+MLX builds lazily. `launch` starts work without waiting; only `read_tokens` waits. The engine
+promises one wait a step, and a test holds it to that by reading `SYNCS`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
-from numpy.typing import NDArray
-
-_host_syncs = 0
 
 
-def host_syncs() -> int:
-    """Return how often this process has waited for the device through this module."""
-    return _host_syncs
+@dataclass(slots=True)
+class SyncCounter:
+    """How often this process has waited for the device through this module."""
+
+    count: int = 0
+
+
+SYNCS = SyncCounter()
 
 
 def launch(*arrays: mx.array) -> None:
@@ -31,17 +34,9 @@ def read_tokens(tokens: mx.array) -> list[list[int]]:
     Args:
         tokens: token ids, [rows, positions].
     """
-    global _host_syncs
-    _host_syncs += 1
-    rows: list[list[int]] = tokens.tolist()  # type: ignore[assignment]  # stub says scalar or list
+    SYNCS.count += 1
+    rows: list[list[int]] = np.array(tokens).tolist()
     return rows
-
-
-def read_floats(values: mx.array) -> NDArray[np.float32]:
-    """Wait for `values` and copy them to the host as float32, same shape."""
-    global _host_syncs
-    _host_syncs += 1
-    return np.array(values.astype(mx.float32))
 
 
 def ids_array(rows: Sequence[Sequence[int]], width: int) -> mx.array:

@@ -36,6 +36,7 @@ class BackendInfo:
         source: where BLAS comes from: "mkl", "openblas" (the system's), "scipy", "path"; "off" when
             switched off, "none" when none was found, "builtin" where MLX brings its own.
         blas_threads: threads one matrix product may use; 0 where none was loaded.
+        blas_core: the processor OpenBLAS chose its kernels for.
         warnings: one line each, what a person should know; empty when all is well.
     """
 
@@ -45,6 +46,7 @@ class BackendInfo:
     blas_version: str = ""
     blas_path: str = ""
     blas_threads: int = 0
+    blas_core: str = ""
     warnings: tuple[str, ...] = ()
 
 
@@ -90,6 +92,15 @@ def default_dtype() -> str:
     return "float32" if backend_info().device == "cpu" else "bfloat16"
 
 
+PACKLESS_CORES = frozenset({"SkylakeX", "Cooperlake", "SapphireRapids"})
+"""OpenBLAS's AVX-512 kernels: they multiply small matrices without copying them first."""
+
+
+def prefers_blocked_products() -> bool:
+    """Return whether matrix products should be cut as engine.models.blocked does."""
+    return backend_info().blas_core in PACKLESS_CORES
+
+
 def shape_block() -> int:
     """Return the multiple to which attention reads are rounded up.
 
@@ -114,6 +125,7 @@ def _load(device: str) -> BackendInfo:
         blas_version=blas.version,
         blas_path=blas.path,
         blas_threads=blas.threads,
+        blas_core=blas.core,
     )
 
 

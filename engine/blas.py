@@ -33,6 +33,7 @@ class Blas:
     Args:
         source: how it was found: a key of SOURCES, or "path".
         threads: threads one call may use.
+        core: the processor OpenBLAS chose its kernels for, "" for other libraries.
     """
 
     source: str
@@ -40,6 +41,7 @@ class Blas:
     version: str
     path: str
     threads: int
+    core: str = ""
 
 
 def load_blas(choice: str, threads: int) -> Blas | None:
@@ -119,7 +121,9 @@ def _open(path: str, source: str, threads: int) -> Blas:
     _dlopen(path, ctypes.RTLD_GLOBAL)  # the same library again: now its names are for all
     name, version = _describe(library)
     count = _openblas_function(library, "openblas_get_num_threads")
-    return Blas(source, name, version, _path_of(path), count() if count else threads)
+    return Blas(
+        source, name, version, _path_of(path), count() if count else threads, _core(library)
+    )
 
 
 @contextmanager
@@ -200,6 +204,14 @@ def _describe(library: ctypes.CDLL) -> tuple[str, str]:
 def _openblas_config(library: ctypes.CDLL) -> str:
     """OpenBLAS's build line ("OpenBLAS 0.3.34 DYNAMIC_ARCH ..."), "" for other libraries."""
     function = _openblas_function(library, "openblas_get_config")
+    if function is None:
+        return ""
+    function.restype = ctypes.c_char_p
+    return bytes(function()).decode("ascii", "replace")
+
+
+def _core(library: ctypes.CDLL) -> str:
+    function = _openblas_function(library, "openblas_get_corename")
     if function is None:
         return ""
     function.restype = ctypes.c_char_p

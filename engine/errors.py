@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class FmError(Exception):
-    """Base of all errors fm raises on purpose; its text is one line with the value and the remedy."""
+    """Base of all errors fm raises on purpose: one line with the value and the remedy."""
 
 
 class SettingError(FmError, ValueError):

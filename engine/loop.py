@@ -79,7 +79,7 @@ class Engine:
         self._completions: dict[str, Completion] = {}
         self._flight: Flight | None = None
         self._submitted = self._finished = self._steps = 0
-        self._syncs_before = arrays.host_syncs()
+        self._syncs_before = arrays.SYNCS.count
 
     # -- the surface ---------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Engine:
             active=self._scheduler.num_active,
             finished=self._finished,
             steps=self._steps,
-            host_syncs=arrays.host_syncs() - self._syncs_before,
+            host_syncs=arrays.SYNCS.count - self._syncs_before,
             kv_bytes=self._runner.cache.num_bytes,
         )
 
@@ -305,10 +305,8 @@ class Engine:
         if plan is None:
             return None
         started_s = time.perf_counter()
-        forced = [slot.sequence.forced_ids for slot in plan.slots]
-        if any(forced):
-            ids = [[ids[slot.sequence.num_emitted]] for slot, ids in zip(plan.slots, forced)]
-            tokens = arrays.ids_array(ids, 1)
+        if any(slot.sequence.forced_ids for slot in plan.slots):
+            tokens = arrays.ids_array([[slot.sequence.forced_next] for slot in plan.slots], 1)
         return self._forward(plan, tokens, ((),) * len(plan.slots), started_s)
 
     def _land(self, flight: Flight, tokens: mx.array | None) -> list[TokenEvent]:
@@ -337,7 +335,7 @@ class Engine:
         if sequence.error is not None:
             return [self._end(sequence, FinishReason.ERROR)]
         if sequence.forced_ids:
-            chosen = [sequence.forced_ids[sequence.num_emitted]]
+            chosen = [sequence.forced_next]
         verdict = accept_match(chosen, draft)
         if slot.draft_budget and self._drafter is not None:
             sequence.drafts.accept(verdict.num_accepted)

@@ -116,6 +116,8 @@ class Oracle:
             if choice.is_end or token != choice.token:
                 gap = float(final[choice.token] - final[token])
                 found.append(Divergence(position, token, choice.token, gap))
+                if not np.isfinite(gap):
+                    break  # an illegal token: no prefix of the row goes on from here
             if state is not None:
                 state.advance([token])
         return found
@@ -160,11 +162,10 @@ def _penalised(logits: Scores, request: Request, emitted: Sequence[int]) -> Scor
         for token in {*request.prompt_ids, *emitted}:
             factor = np.float32(params.repetition_penalty)
             scores[token] = scores[token] / factor if scores[token] > 0 else scores[token] * factor
-    shifts = {token: params.logit_bias.get(token, 0.0) for token in {*counts, *params.logit_bias}}
-    for token, shift in shifts.items():
-        if token in counts:
-            shift -= params.frequency_penalty * counts[token] + params.presence_penalty
-        scores[token] += np.float32(shift)
+    for token, count in counts.items():
+        scores[token] -= np.float32(params.frequency_penalty * count + params.presence_penalty)
+    for token, bias in params.logit_bias.items():
+        scores[token] += np.float32(bias)
     return scores
 
 

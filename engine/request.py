@@ -66,10 +66,10 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the next token is chosen. The order is fixed:
+    """How the next token is chosen.
 
-    penalties and logit bias -> grammar mask -> temperature -> top-k, top-p, min-p -> draw.
-    The draw at emitted position n depends on (seed, n) alone.
+    The order is fixed: penalties and logit bias -> grammar mask -> temperature -> top-k,
+    top-p, min-p -> draw. The draw at emitted position n depends on (seed, n) alone.
     """
 
     temperature: float = setting(0.0, "0 takes the most likely token", low=0, high=100)

@@ -36,22 +36,29 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One line of the composition matrix."""
+    """One line of the composition matrix; `holds` sees the settings and the row's draft budget."""
 
     holds: Callable[[EngineConfig, int], bool]
     lane: Lane
     reason: str
 
 
+def _has_one_row(config: EngineConfig, _draft_budget: int) -> bool:
+    return config.max_rows == 1
+
+
+def _drafts_alone(config: EngineConfig, draft_budget: int) -> bool:
+    return draft_budget > 0 and config.spec_batching == "serial"
+
+
+def _is_carried(_config: EngineConfig, _draft_budget: int) -> bool:
+    return True
+
+
 RULES: tuple[Rule, ...] = (
-    Rule(lambda config, _: config.max_rows == 1, Lane.SERIAL, "the engine has one row"),
-    Rule(
-        lambda config, budget: budget > 0 and config.spec_batching == "serial",
-        Lane.SERIAL,
-        "drafts run one row at a time: spec_batching is serial",
-    ),
-    Rule(lambda config, budget: budget > 0, Lane.BATCH, "drafts are carried per row"),
-    Rule(lambda config, _: True, Lane.BATCH, "every feature of the request is carried per row"),
+    Rule(_has_one_row, Lane.SERIAL, "the engine has one row"),
+    Rule(_drafts_alone, Lane.SERIAL, "drafts run one row at a time: spec_batching is serial"),
+    Rule(_is_carried, Lane.BATCH, "every feature of the request is carried per row"),
 )
 
 

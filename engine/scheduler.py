@@ -21,6 +21,7 @@ class Scheduler:
         self._config = config
         self._waiting: deque[Sequence] = deque()
         self._active: RowTable[Sequence] = RowTable()
+        self._prefilling: deque[Sequence] = deque()
         self._moves: list[tuple[int, int]] = []
 
     @property
@@ -58,9 +59,11 @@ class Scheduler:
             self._moves.clear()
             return None
         moves, self._moves = tuple(self._moves), []
-        for index, sequence in enumerate(self._active):
-            if sequence.is_prefilling:
-                return StepPlan(StepKind.PREFILL, (self._chunk(index, sequence),), moves)
+        while self._prefilling:
+            oldest = self._prefilling[0]
+            if oldest.is_prefilling and not oldest.is_finished:
+                return StepPlan(StepKind.PREFILL, (self._chunk(oldest),), moves)
+            self._prefilling.popleft()
         slots = tuple(self._burst(index, sequence) for index, sequence in enumerate(self._active))
         return StepPlan(StepKind.DECODE, slots, moves)
 
@@ -91,13 +94,19 @@ class Scheduler:
 
     def _admit(self) -> None:
         while self._can_admit():
-            self._active.join(self._waiting.popleft())
+            sequence = self._waiting.popleft()
+            self._active.join(sequence)
+            self._prefilling.append(sequence)
 
-    def _chunk(self, index: int, sequence: Sequence) -> Slot:
+    def _chunk(self, sequence: Sequence) -> Slot:
         end = min(sequence.num_cached + self._config.prefill_chunk, sequence.num_prompt)
         tokens = tuple(sequence.ids[sequence.num_cached : end])
         return Slot(
-            sequence, index, sequence.num_cached, tokens, samples=end == sequence.num_prompt
+            sequence,
+            self._active.index(sequence),
+            sequence.num_cached,
+            tokens,
+            samples=end == sequence.num_prompt,
         )
 
     def _burst(self, index: int, sequence: Sequence) -> Slot:

@@ -125,6 +125,11 @@ class Sequence:
         return self.request.max_tokens - self.num_emitted
 
     @property
+    def forced_next(self) -> int:
+        """The recorded token of the next position, while replaying."""
+        return self.forced_ids[self.num_emitted]
+
+    @property
     def is_prefilling(self) -> bool:
         """True until every prompt token is in the cache."""
         return self.num_cached < self.num_prompt

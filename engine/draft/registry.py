@@ -14,17 +14,16 @@ from engine.models.load import LoadedModel
 Factory = Callable[[EngineConfig, LoadedModel | None], DraftSource]
 
 
-def _ngram(config: EngineConfig, model: LoadedModel | None) -> DraftSource:
-    return NgramDrafter()
-
-
 def _two_model(config: EngineConfig, model: LoadedModel | None) -> DraftSource:
     if model is None:
         raise SettingError("drafter 'two_model' needs a draft model; set draft_model")
     return TwoModelDrafter(model, config.prefill_chunk)
 
 
-DRAFTERS: dict[str, Factory] = {"ngram": _ngram, "two_model": _two_model}
+DRAFTERS: dict[str, Factory] = {
+    "ngram": lambda _config, _model: NgramDrafter(),
+    "two_model": _two_model,
+}
 
 
 def build_drafter(config: EngineConfig, model: LoadedModel | None = None) -> DraftSource | None:

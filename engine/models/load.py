@@ -14,8 +14,9 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm import utils as mlx_lm_utils
 
-from engine.backend import default_dtype
+from engine.backend import default_dtype, prefers_blocked_products
 from engine.errors import ModelError, SettingError
+from engine.models.blocked import use_blocked_products
 from engine.models.entry import find_entry
 from engine.models.pull import locate
 from engine.models.safetensors import check_weights
@@ -117,6 +118,8 @@ def _read(folder: Path, dtype: str) -> tuple[Module, dict[str, Any]]:
             "mlx_lm.convert"
         ) from error
     model.set_dtype(getattr(mx, dtype))
+    if prefers_blocked_products():
+        use_blocked_products(model)
     return model, config
 
 

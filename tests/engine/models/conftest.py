@@ -61,6 +61,7 @@ def model_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache folder that this test alone uses."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("FM_CACHE_DIR", str(folder))
+    monkeypatch.setenv("FM_BLAS", "off")  # child processes would make a copy of it here
     return folder
 
 
@@ -203,3 +204,9 @@ def add_tensor(writer: gguf.GGUFWriter, name: str, values: np.ndarray | Packed, 
     else:
         wanted = gguf.GGMLQuantizationType[kind]
         writer.add_tensor(name, gguf.quants.quantize(values, wanted), raw_dtype=wanted)
+
+
+@pytest.fixture
+def weights() -> dict[str, np.ndarray]:
+    """The arrays `build_gguf` stores, by MLX-LM's names."""
+    return reference_weights()

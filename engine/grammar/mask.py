@@ -1,0 +1,66 @@
+"""Masks: filled on the CPU while the forward runs, uploaded once, applied in plain mlx."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from engine.grammar.state import Bitmask, GrammarState
+from engine.grammar.vocabulary import words
+
+__all__ = ["MaskJob", "apply_mask", "fill_masks", "words"]
+
+
+@dataclass(frozen=True, slots=True)
+class MaskJob:
+    """The masks of one row of a step.
+
+    Args:
+        row: index of the first mask in the bitmask.
+        draft: drafted tokens, cut to their legal prefix.
+    """
+
+    state: GrammarState
+    row: int
+    draft: Sequence[int] = ()
+
+
+def fill_masks(jobs: Sequence[MaskJob], bitmask: Bitmask) -> list[tuple[int, str]]:
+    """Write the masks `job.row` .. `job.row + len(job.draft)` of every job; the rest is untouched.
+
+    One thread: on two cores that also run the forward, llguidance's pool took 1.7 to 2.3 times as
+    long as this loop for four rows of five masks (139 us at the median).
+
+    Args:
+        bitmask: [rows, words], int32, C-contiguous.
+
+    Returns:
+        (job index, reason) of each row that must end: its matcher failed, or nothing is legal.
+    """
+    assert bitmask.dtype == np.int32, f"the bitmask is of {bitmask.dtype}, not int32"
+    assert bitmask.flags["C_CONTIGUOUS"], "the bitmask has gaps"
+    failures = []
+    for index, job in enumerate(jobs):
+        error = job.state.fill(job.draft, bitmask[job.row : job.row + len(job.draft) + 1])
+        if error is not None:
+            failures.append((index, error))
+    return failures
+
+
+def apply_mask(logits: mx.array, bitmask: mx.array) -> mx.array:
+    """Return `logits` with every illegal token at -inf. Does not wait for the device.
+
+    Args:
+        logits: [rows, vocab].
+        bitmask: [rows, words], int32; a row of -1 leaves its logits as they are, and ids beyond
+            32 * words are illegal.
+    """
+    num_rows, vocab_size = logits.shape
+    bits = (bitmask[:, :, None] >> mx.arange(32, dtype=mx.int32)) & 1
+    legal = bits.reshape(num_rows, -1)[:, :vocab_size].astype(mx.bool_)
+    if legal.shape[1] < vocab_size:
+        legal = mx.pad(legal, [(0, 0), (0, vocab_size - legal.shape[1])])
+    return mx.where(legal, logits, mx.array(-mx.inf, dtype=logits.dtype))

@@ -1,0 +1,286 @@
+"""A schema in the words the compiler reads exactly: at least as strict, never looser.
+
+The result is one document `{"$ref": "#/fm/root", "fm": {"root": ..., "any1": ...}}`, whose
+references are all pointers from its root. Every change is listed for the report.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from engine.grammar.document import SchemaDocument
+from engine.grammar.formats import FORMATS
+from engine.grammar.graph import IN_PLACE_LISTS, SILENT, Node, SchemaGraph, is_constraining
+from engine.grammar.limits import GrammarLimits
+from engine.grammar.numbers import (
+    BOUNDS,
+    cap_bounds,
+    limit_fraction,
+    limit_whole,
+    normalise_bounds,
+    normalise_counts,
+)
+from engine.grammar.pattern import narrow_pattern
+from engine.grammar.refs import RefIndex
+from engine.grammar.report import Finding
+from engine.grammar.unenforced import (
+    MAX_REPEATS,
+    closes_own_items,
+    closes_own_properties,
+    is_no_op,
+)
+
+ROOT = "#/fm/root"
+Schema = dict[str, Any]
+
+ENFORCED = frozenset(
+    "type enum const minimum maximum exclusiveMinimum exclusiveMaximum multipleOf minLength "
+    "maxLength pattern format properties required additionalProperties patternProperties "
+    "minProperties maxProperties items prefixItems additionalItems minItems maxItems allOf anyOf "
+    "oneOf $ref unevaluatedProperties unevaluatedItems".split()
+)
+"""Keywords the mask can enforce."""
+
+ALL_TYPES = ("null", "boolean", "string", "number", "array", "object")
+
+
+@dataclass(slots=True)
+class MaskSchema:
+    """A schema on its way to the compiler.
+
+    Args:
+        document: what the compiler reads.
+        schemas: pointer in the caller's schema -> the object of `document` made from it.
+        has_steps: the caller uses multipleOf somewhere.
+        enforced: names of the keywords met that the mask enforces.
+    """
+
+    document: Schema
+    schemas: dict[str, Schema]
+    has_steps: bool
+    enforced: set[str] = field(default_factory=set)
+    rewritten: list[Finding] = field(default_factory=list)
+    annotations: list[Finding] = field(default_factory=list)
+
+    def text_of(self, pointer: str) -> str:
+        """Return the document as JSON text, rooted at the schema of `pointer`."""
+        rooted = {**self.document, "$ref": _reference(pointer)}
+        return json.dumps(rooted, ensure_ascii=False)
+
+
+def make_mask_schema(
+    source: SchemaDocument,
+    graph: SchemaGraph,
+    unenforced: Iterable[Finding],
+    limits: GrammarLimits,
+) -> MaskSchema:
+    """Rewrite `source` for the compiler, without the assertions in `unenforced`."""
+    root = json.loads(source.text)
+    index = RefIndex(root)
+    found = {node.pointer: index.schema_at(node.pointer) for node in graph}
+    schemas = {pointer: item for pointer, item in found.items() if isinstance(item, dict)}
+    document: Schema = {"$ref": ROOT, "fm": {"root": root, **_free_values(limits)}}
+    if isinstance(source.value, dict) and "$schema" in source.value:
+        document["$schema"] = source.value["$schema"]
+    has_steps = any("multipleOf" in schema for schema in schemas.values())
+    mask = MaskSchema(document, schemas, has_steps)
+    for finding in unenforced:
+        schemas[finding.pointer].pop(finding.keyword, None)
+    for node in graph:
+        _Rewrite(mask, node, limits).apply()
+    _replace_true(mask, graph, limits)
+    return mask
+
+
+def free_value(limits: GrammarLimits) -> Schema:
+    """Return a schema of any JSON value within the limits on depth and digits."""
+    return {"$ref": f"#/fm/any{limits.max_free_depth}"}
+
+
+def _free_values(limits: GrammarLimits) -> dict[str, Schema]:
+    """Return the schemas any0, any1, ...: JSON values nested at most that many levels."""
+    number: Schema = {}
+    limit_whole(number, limits)
+    limit_fraction(number, limits)
+    found: dict[str, Schema] = {"any0": {"type": ["null", "boolean", "string", "number"], **number}}
+    for depth in range(1, limits.max_free_depth + 1):
+        inner = {"$ref": f"#/fm/any{depth - 1}"}
+        found[f"any{depth}"] = {**number, "items": inner, "additionalProperties": inner}
+    return found
+
+
+def _reference(pointer: str) -> str:
+    return ROOT + quote(pointer, safe="/~!$&'()*+,;=:@")
+
+
+def _replace_true(mask: MaskSchema, graph: SchemaGraph, limits: GrammarLimits) -> None:
+    """Bound the values that a schema `true` leaves open, where nothing is intersected."""
+    for node in graph:
+        holder = mask.schemas.get(node.pointer)
+        if holder is None or node.is_merged:
+            continue
+        for edge in node.edges:
+            if edge.keyword != "$ref" and graph.nodes[edge.pointer].schema is True:
+                _put_free(holder, edge.keyword, edge.pointer, limits)
+    if mask.document["fm"]["root"] is True:
+        mask.document["fm"]["root"] = free_value(limits)
+
+
+def _put_free(holder: Schema, keyword: str, pointer: str, limits: GrammarLimits) -> None:
+    value = holder.get(keyword)
+    name = pointer.rsplit("/", 1)[1].replace("~1", "/").replace("~0", "~")
+    if value is True:
+        holder[keyword] = free_value(limits)
+    elif isinstance(value, list):
+        value[int(name)] = free_value(limits)
+    elif isinstance(value, dict) and value.get(name) is True:
+        value[name] = free_value(limits)
+
+
+@dataclass(slots=True)
+class _Rewrite:
+    """The rewriting of one schema, in place."""
+
+    mask: MaskSchema
+    node: Node
+    limits: GrammarLimits
+
+    def apply(self) -> None:
+        schema = self.mask.schemas.get(self.node.pointer)
+        if schema is None:
+            return
+        self._drop_idle(schema)
+        self._point_reference(schema)
+        self._narrow_patterns(schema)
+        self._spell_format(schema)
+        self._close(schema)
+        self._normalise(schema)
+        self._limit_numbers(schema)
+        self._bound_free(schema)
+
+    def _rewrote(self, keyword: str, note: str) -> None:
+        self.mask.rewritten.append(Finding(self.node.pointer, keyword, note))
+
+    def _annotates(self, keyword: str, note: str) -> None:
+        self.mask.annotations.append(Finding(self.node.pointer, keyword, note))
+
+    def _drop_idle(self, schema: Schema) -> None:
+        """Remove what asserts nothing; report what looks as if it did."""
+        for keyword in list(schema):
+            if is_no_op(schema, keyword):
+                self._rewrote(keyword, "asserts nothing here")
+            elif keyword in ENFORCED:
+                self.mask.enforced.add(keyword)
+                continue
+            elif keyword in ("$defs", "definitions"):
+                continue
+            elif keyword not in SILENT:
+                self._annotates(keyword, "not an assertion")
+            del schema[keyword]
+
+    def _point_reference(self, schema: Schema) -> None:
+        for edge in self.node.edges:
+            if edge.keyword == "$ref":
+                schema["$ref"] = _reference(edge.pointer)
+
+    def _narrow_patterns(self, schema: Schema) -> None:
+        if "pattern" in schema:
+            narrow = narrow_pattern(schema["pattern"])
+            if narrow != schema["pattern"]:
+                self._rewrote("pattern", "character classes as all dialects read them")
+            schema["pattern"] = narrow
+        if "patternProperties" in schema:
+            schema["patternProperties"] = {
+                narrow_pattern(name): value for name, value in schema["patternProperties"].items()
+            }
+
+    def _spell_format(self, schema: Schema) -> None:
+        name = schema.pop("format", None)
+        if name is None:
+            return
+        if name not in FORMATS:
+            self._annotates("format", f"{name} is not a format that is checked")
+            return
+        self._rewrote("format", f"{name} as a pattern" + _clause(FORMATS[name].note))
+        spelt = FORMATS[name].schema()
+        if "pattern" in schema or "maxLength" in schema:
+            schema["allOf"] = [*schema.get("allOf", []), spelt]
+        else:
+            schema.update(spelt)
+
+    def _close(self, schema: Schema) -> None:
+        """Say unevaluated* with the keyword that means the same where nothing else is applied."""
+        original = self.node.schema
+        assert isinstance(original, dict)
+        for keyword, plain, holds in (
+            ("unevaluatedProperties", "additionalProperties", closes_own_properties),
+            ("unevaluatedItems", "items", closes_own_items),
+        ):
+            if keyword in schema and holds(original):
+                schema[plain] = schema.pop(keyword)
+                self._rewrote(keyword, f"as {plain}")
+
+    def _normalise(self, schema: Schema) -> None:
+        changed = normalise_counts(schema, MAX_REPEATS) + normalise_bounds(schema)
+        for keyword in changed:
+            self._rewrote(keyword, "as the nearest number inside that the compiler holds")
+
+    def _limit_numbers(self, schema: Schema) -> None:
+        numeric = {"number", "integer"} & set(_types(schema))
+        if not numeric or "enum" in schema or "const" in schema or not self._may_be_number(schema):
+            return
+        is_integer = numeric == {"integer"}
+        changed = [] if is_integer else cap_bounds(schema, self.limits)
+        changed += limit_whole(schema, self.limits)
+        if not is_integer and self._may_have_step(schema):
+            changed += limit_fraction(schema, self.limits)
+        if changed:
+            whole, part = self.limits.max_integer_digits, self.limits.max_fraction_digits
+            digits = f"{whole} digits" + ("" if is_integer else f" and {part} after the point")
+            self._rewrote(", ".join(changed), f"numbers without bounds have at most {digits}")
+
+    def _may_be_number(self, schema: Schema) -> bool:
+        """False where another schema on the same value decides what numbers look like."""
+        says_so = "type" in schema or any(key in schema for key in (*BOUNDS, "multipleOf"))
+        return says_so or not (self.node.is_merged or _is_applied(schema))
+
+    def _may_have_step(self, schema: Schema) -> bool:
+        """False where the step could meet another one: the compiler runs out of states."""
+        return not (self.node.is_merged and (self.mask.has_steps or "type" not in schema))
+
+    def _bound_free(self, schema: Schema) -> None:
+        """Limit the depth and digits of values that the schema leaves open."""
+        if self.node.is_merged or _is_applied(schema) or "enum" in schema or "const" in schema:
+            return
+        opened = []
+        types = _types(schema)
+        if not any(is_constraining(keyword) for keyword in schema):
+            schema.update(free_value(self.limits))
+            opened.append("type")
+        if "object" in types and "additionalProperties" not in schema and not opened:
+            schema["additionalProperties"] = free_value(self.limits)
+            opened.append("additionalProperties")
+        rest = "additionalItems" if isinstance(schema.get("items"), list) else "items"
+        if "array" in types and rest not in schema and "type" not in opened:
+            schema[rest] = free_value(self.limits)
+            opened.append(rest)
+        if opened:
+            depth = self.limits.max_free_depth
+            self._rewrote(", ".join(opened), f"free values are nested at most {depth} levels")
+
+
+def _types(schema: Schema) -> tuple[str, ...]:
+    found = schema.get("type", ALL_TYPES)
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+def _is_applied(schema: Schema) -> bool:
+    return any(keyword in schema for keyword in ("$ref", *IN_PLACE_LISTS))
+
+
+def _clause(note: str) -> str:
+    return f": {note}" if note else ""

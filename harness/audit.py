@@ -1,0 +1,244 @@
+"""The identity audit: every lane's token ids against the oracle, on a real model.
+
+Each row of a lane has to be the oracle's row. Where ids differ, the row is followed by the oracle
+under teacher forcing, and every place where it parts from the oracle's choice has to be a
+near-tie: a gap of final scores under engine.oracle.NEAR_TIE, at most one in 5,000 tokens.
+Run it with `scripts/audit`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+
+import click
+from mlx_lm import stream_generate
+
+from engine.config import EngineConfig
+from engine.draft.registry import build_drafter
+from engine.errors import FmError
+from engine.loop import Engine
+from engine.models.load import LoadedModel, load_model
+from engine.oracle import Divergence, Oracle
+from engine.request import Completion, FinishReason, Request, SamplingParams
+from harness.token_identity import TOKENS_PER_NEAR_TIE
+from harness.workload import Prompt, load_workload
+
+FREE_WORKLOADS = ("short-chat", "long-form")
+CONSTRAINED_WORKLOAD = "json-extract"
+TEMPERATURES = (0.0, 0.8)
+NUM_DRAFT_TOKENS = 3
+
+LANES: dict[str, EngineConfig] = {
+    "serial": EngineConfig(),
+    "serial+spec": EngineConfig(num_draft_tokens=NUM_DRAFT_TOKENS),
+    "batch4": EngineConfig(max_rows=4),
+    "batch4+spec": EngineConfig(
+        max_rows=4, num_draft_tokens=NUM_DRAFT_TOKENS, spec_batching="batched"
+    ),
+}
+"""Each runs free and under a grammar."""
+
+
+@dataclass(slots=True)
+class Check:
+    """One lane beside its reference.
+
+    Attributes:
+        tokens: reference tokens compared.
+        rows, equal: rows compared and rows with the same ids.
+        near_ties, failures: places where a differing row parts from the oracle.
+    """
+
+    name: str
+    temperature: float
+    rows: int = 0
+    equal: int = 0
+    tokens: int = 0
+    near_ties: list[Divergence] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """True when rows were seen and only so many near-ties tell them from the reference."""
+        allowed = max(1, self.tokens // TOKENS_PER_NEAR_TIE)
+        return self.rows > 0 and not self.failures and len(self.near_ties) <= allowed
+
+    def line(self) -> str:
+        """Return the check as one line for people."""
+        gaps = ", ".join(f"{d.position}: {d.gap:.1e}" for d in self.near_ties)
+        ties = f", near-ties at {gaps}" if gaps else ""
+        failed = f"; {self.failures[0]}" if self.failures else ""
+        word = "pass" if self.passed else "FAIL"
+        return (
+            f"{word}  {self.name:<32} T={self.temperature:<4} "
+            f"{self.equal}/{self.rows} rows equal, {self.tokens} tokens{ties}{failed}"
+        )
+
+
+@dataclass(slots=True)
+class Audit:
+    """All checks on one model.
+
+    Args:
+        free, constrained: prompts without and with a schema.
+        say: takes a line of progress.
+    """
+
+    model: LoadedModel
+    draft_models: Sequence[LoadedModel]
+    free: Sequence[Prompt]
+    constrained: Sequence[Prompt]
+    max_tokens: int
+    say: Callable[[str], None]
+    checks: list[Check] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Run every check."""
+        oracle = Oracle(self.model)
+        for temperature in TEMPERATURES:
+            free = [self._request(p, temperature, i) for i, p in enumerate(self.free)]
+            bound = [self._request(p, temperature, i) for i, p in enumerate(self.constrained)]
+            self._lanes(oracle, "", free, temperature)
+            self._lanes(oracle, "+grammar", bound, temperature)
+        self._peers(oracle, [self._request(p, 0.0, i) for i, p in enumerate(self.free)])
+
+    def _request(self, prompt: Prompt, temperature: float, seed: int) -> Request:
+        ids = self.model.tokenizer.apply_chat_template(prompt.messages)
+        return Request(
+            prompt_ids=tuple(ids),
+            max_tokens=self.max_tokens,
+            constraint=prompt.constraint,
+            sampling=SamplingParams(temperature=temperature, seed=seed),
+        )
+
+    def _lanes(
+        self, oracle: Oracle, suffix: str, requests: Sequence[Request], temperature: float
+    ) -> None:
+        reference = [oracle.generate(request) for request in requests]
+        for name, config in LANES.items():
+            check = Check(f"{name}{suffix} == oracle", temperature)
+            completions = self._complete(config, requests)
+            for request, completion, expected in zip(
+                requests, completions, reference, strict=True
+            ):
+                _compare(check, oracle, request, completion, expected)
+            self._done(check)
+
+    def _complete(
+        self, config: EngineConfig, requests: Sequence[Request], draft: LoadedModel | None = None
+    ) -> list[Completion]:
+        return Engine(self.model, config, build_drafter(config, draft)).generate(requests)
+
+    def _peers(self, oracle: Oracle, requests: Sequence[Request]) -> None:
+        """Compare with mlx-lm's own loops on the same weights, greedy."""
+        serial = self._complete(EngineConfig(), requests)
+        check = Check("serial == mlx-lm", 0.0)
+        for request, completion in zip(requests, serial, strict=True):
+            _compare(check, oracle, request, completion, list(self._mlx_lm(request, None)))
+        self._done(check)
+        config = EngineConfig(num_draft_tokens=NUM_DRAFT_TOKENS, drafter="two_model")
+        for draft in self.draft_models:
+            check = Check(f"two_model {draft.name} == mlx-lm", 0.0)
+            completions = self._complete(config, requests, draft)
+            for request, completion in zip(requests, completions, strict=True):
+                _compare(check, oracle, request, completion, list(self._mlx_lm(request, draft)))
+            if draft is self.model:
+                drafted = sum(completion.drafted for completion in completions)
+                accepted = sum(completion.accepted for completion in completions)
+                if drafted == 0 or accepted != drafted:
+                    check.failures.append(f"only {accepted} of {drafted} drafts accepted")
+            self._done(check)
+
+    def _mlx_lm(self, request: Request, draft: LoadedModel | None) -> Iterator[int]:
+        extra = {} if draft is None else {"num_draft_tokens": NUM_DRAFT_TOKENS}
+        for response in stream_generate(
+            self.model.model,
+            self.model.tokenizer.wrapper,
+            list(request.prompt_ids),
+            max_tokens=request.max_tokens,
+            draft_model=None if draft is None else draft.model,
+            **extra,
+        ):
+            if response.token in self.model.eos_ids:
+                return
+            yield int(response.token)
+
+    def _done(self, check: Check) -> None:
+        self.checks.append(check)
+        self.say(check.line())
+
+
+def _compare(
+    check: Check,
+    oracle: Oracle,
+    request: Request,
+    completion: Completion,
+    expected: Sequence[int],
+) -> None:
+    check.rows += 1
+    check.tokens += len(expected)
+    if completion.finish_reason is FinishReason.ERROR:
+        check.failures.append(f"a row failed: {completion.error}")
+        return
+    if list(completion.token_ids) == list(expected):
+        check.equal += 1
+        return
+    ended = completion.finish_reason is FinishReason.STOP
+    found = oracle.follow(request, completion.token_ids, ended) or oracle.follow(
+        request, expected, len(expected) < request.max_tokens
+    )
+    check.near_ties += [divergence for divergence in found if divergence.is_near_tie]
+    wrong = [divergence for divergence in found if not divergence.is_near_tie]
+    check.failures += [
+        f"{d.token} for {d.expected} at position {d.position}, gap {d.gap:.2e}" for d in wrong
+    ]
+    if not found:
+        check.failures.append("ids differ where neither row parts from the oracle")
+
+
+def _pick(names: Sequence[str], count: int) -> list[Prompt]:
+    """Return `count` prompts, taken from the workloads in turn."""
+    pools = [load_workload(name).prompts for name in names]
+    return [pools[i % len(pools)][i // len(pools)] for i in range(count)]
+
+
+@click.command(help=__doc__)
+@click.option("--model", default="smollm2-135m", show_default=True)
+@click.option("--prompts", type=click.IntRange(1, 32), default=32, show_default=True)
+@click.option("--tokens", type=click.IntRange(2, 512), default=128, show_default=True)
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, writable=True))
+def main(model: str, prompts: int, tokens: int, json_path: str | None) -> None:
+    """Audit one model in float32; exits 3 when a check fails."""
+    started = time.monotonic()
+    try:
+        target = load_model(model, dtype="float32")
+        drafts = [target]
+        if model == "smollm2-135m":
+            drafts.append(load_model("smollm2-135m-first8", dtype="float32"))
+        audit = Audit(
+            target,
+            drafts,
+            _pick(FREE_WORKLOADS, prompts),
+            _pick((CONSTRAINED_WORKLOAD,), prompts),
+            tokens,
+            lambda line: click.echo(f"{time.monotonic() - started:6.0f} s  {line}"),
+        )
+        audit.run()
+    except FmError as error:
+        click.echo(f"fm: {error}", err=True)
+        sys.exit(2)
+    failed = [check for check in audit.checks if not check.passed]
+    click.echo(f"{len(audit.checks) - len(failed)} passed, {len(failed)} failed")
+    if json_path is not None:
+        with open(json_path, "w", encoding="utf-8") as stream:
+            rows = [asdict(check) | {"passed": check.passed} for check in audit.checks]
+            json.dump({"model": model, "prompts": prompts, "tokens": tokens, "checks": rows}, stream)
+    sys.exit(3 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""Cells: lane presets read from cells/*.toml, and the names derived from them.
+
+A file holds the preset of one name. `batchN` with another N takes the settings of the file for the
+same features, and `@aa` repeats a bare lane, so that any legal name has a cell without a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.errors import FmError, SettingError, UnknownNameError
+from harness.cell_name import CellName, parse_cell_name
+
+CORE_CELLS = (
+    "serial",
+    "batch4",
+    "serial+grammar",
+    "batch4+grammar",
+    "serial+spec",
+    "serial+spec+grammar",
+    "batch4+spec",
+    "batch4+spec+grammar",
+)
+"""What `fm run` measures when no cells are named."""
+
+
+class CellKind(StrEnum):
+    """Why a cell is run: speed, its routing, correctness, the noise floor, or comparison."""
+
+    PERF = "perf"
+    ROUTING = "routing"
+    AUDIT = "audit"
+    AA = "aa"
+    PEER = "peer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One column of the matrix: a lane with its features and every setting.
+
+    Args:
+        lane_taken: the lane its requests must report, `serial` or `batch`.
+        config: the engine's settings; for a peer cell, the drafter it gets.
+    """
+
+    key: CellName
+    kind: CellKind
+    lane_taken: str
+    config: EngineConfig
+
+    @property
+    def name(self) -> str:
+        """The canonical name."""
+        return str(self.key)
+
+    @property
+    def rows(self) -> int:
+        """Requests kept live together."""
+        return self.key.rows or 1
+
+    @property
+    def digest(self) -> str:
+        """Hex sha256 of everything that defines the cell."""
+        content = {
+            "name": self.name,
+            "kind": self.kind.value,
+            "lane_taken": self.lane_taken,
+            "config": asdict(self.config),
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class CellCatalogue:
+    """Every cell that has a file, by canonical name; `get` also derives those that have none."""
+
+    cells: Mapping[str, Cell]
+
+    def get(self, text: str) -> Cell:
+        """Return the cell of a name in any spelling; FmError says what is wrong with the name."""
+        return self.find(parse_cell_name(text))
+
+    def find(self, key: CellName) -> Cell:
+        """Return the cell of a parsed name; UnknownNameError lists the cells that exist."""
+        cell = self.cells.get(str(key))
+        if cell is not None:
+            return cell
+        if key.variant == "aa":
+            bare = self.find(key.bare_lane())
+            return _derived(bare, key, CellKind.AA)
+        for cell in self.cells.values():
+            if key.rows is not None and _same_but_rows(cell.key, key):
+                return _derived(cell, key, cell.kind)
+        raise UnknownNameError("cell", str(key), [*self.cells, "batchN for any N of 1-128"])
+
+    def get_all(self, names: Iterable[str]) -> tuple[Cell, ...]:
+        """Return the cells of several names, each once, in the order of first mention."""
+        found = {cell.name: cell for cell in map(self.get, names)}
+        if not found:
+            raise SettingError("no cell is named; give at least one, e.g. --cells serial")
+        return tuple(found.values())
+
+
+def load_cells(folder: Path) -> CellCatalogue:
+    """Read every *.toml of a folder; a bad one raises SettingError with its file and line."""
+    cells: dict[str, Cell] = {}
+    for path in sorted(folder.glob("*.toml")):
+        cell = read_cell(path)
+        if cell.name in cells:
+            raise SettingError(f"{path}:1: cell {cell.name!r} has two files; remove one")
+        cells[cell.name] = cell
+    if not cells:
+        raise SettingError(f"no *.toml cell files in {folder}; reinstall, or run in a checkout")
+    return CellCatalogue(cells)
+
+
+def read_cell(path: Path) -> Cell:
+    """Read one cell file; SettingError names the file, the line and what is wrong."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"{path}: cannot be read ({error}); fix or remove the file") from error
+    try:
+        return _cell_from(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        message = str(error)
+        at = re.search(r"\(at line (\d+)", message)
+        line = at.group(1) if at else str(text.count("\n") + 1)
+        raise SettingError(f"{path}:{line}: {message.partition(' (at')[0]}; fix the TOML") from None
+    except FmError as error:
+        raise SettingError(f"{path}:{_line_of(text, str(error))}: {error}") from error
+
+
+def _cell_from(table: Mapping[str, Any]) -> Cell:
+    known = ("name", "kind", "lane_taken", "settings")
+    for word in table:
+        if word not in known:
+            raise SettingError(f"unknown key {word!r}; known: {', '.join(known)}")
+    name = table.get("name")
+    if not isinstance(name, str):
+        raise SettingError(f"name is {name!r}; it must be a cell name such as 'serial+spec'")
+    key = parse_cell_name(name)
+    if str(key) != name:
+        raise SettingError(f"name {name!r} is not canonical; write {str(key)!r}")
+    settings = table.get("settings", {})
+    if not isinstance(settings, dict):
+        raise SettingError(f"settings is {settings!r}; it must be a table")
+    usual = CellKind.PEER if key.is_peer else CellKind.PERF
+    kind = _choice(table, "kind", usual.value, [kind.value for kind in CellKind])
+    lane_taken = _choice(table, "lane_taken", key.lane, ["serial", "batch"])
+    return Cell(
+        key=key,
+        kind=CellKind(kind),
+        lane_taken=lane_taken,
+        config=_config_from(key, settings),
+    )
+
+
+def _config_from(key: CellName, settings: Mapping[str, Any]) -> EngineConfig:
+    if "max_rows" in settings:
+        raise SettingError("max_rows is set by the lane word of the name; drop it")
+    config = EngineConfig.from_mapping({**settings, "max_rows": key.rows or 1})
+    if key.has("spec") != (config.num_draft_tokens > 0):
+        raise SettingError(
+            f"num_draft_tokens is {config.num_draft_tokens}; a cell "
+            f"{'with' if key.has('spec') else 'without'} spec needs "
+            f"{'at least 1' if key.has('spec') else '0'}"
+        )
+    return config
+
+
+def _choice(table: Mapping[str, Any], key: str, default: str, choices: list[str]) -> str:
+    value = table.get(key, default)
+    if value not in choices:
+        raise SettingError(f"{key} is {value!r}; it must be one of {', '.join(choices)}")
+    return str(value)
+
+
+def _line_of(text: str, message: str) -> int:
+    """Return the line of the key that the message names first, 1 when it names none."""
+    found = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        key = line.partition("=")[0].strip(" '\"\t[]")
+        named = re.search(rf"\b{re.escape(key)}\b", message) if key else None
+        if named is not None:
+            found.append((named.start(), number))
+    return min(found, default=(0, 1))[1]
+
+
+def _same_but_rows(one: CellName, other: CellName) -> bool:
+    return one.rows is not None and one.serial() == other.serial() and one.variant == other.variant
+
+
+def _derived(cell: Cell, key: CellName, kind: CellKind) -> Cell:
+    config = replace(cell.config, max_rows=key.rows or 1)
+    lane_taken = "serial" if config.max_rows == 1 else cell.lane_taken
+    return Cell(key=key, kind=kind, lane_taken=lane_taken, config=config)

@@ -1,0 +1,150 @@
+"""Cell names: `+`-joined words in any order, and the one canonical spelling of each.
+
+A name is a lane word (`serial`, or `batchN` with N from 1 to 128), features, and at most one
+`@variant`. Without a lane word it is serial. Peer cells start from `mlx-lm` instead and take no
+default lane word. Output always uses the canonical spelling: lane, then spec, fill, grammar.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from engine.errors import SettingError, UnknownNameError
+
+PEER = "mlx-lm"
+"""The word that makes a cell a peer cell: mlx-lm itself, run in a child process."""
+
+MAX_BATCH_ROWS = 128
+
+FEATURES: dict[str, str] = {
+    "spec": "speculative decoding",
+    "fill": "token fast-forwarding",
+    "grammar": "grammar-constrained decoding",
+}
+"""Feature words in canonical order, which is also the order in which a mechanism is taken away to
+find the cell a ratio is computed against: spec before fill before grammar."""
+
+_BATCH = re.compile(r"batch([0-9]+)")
+_VARIANT = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class CellName:
+    """A parsed cell name.
+
+    Args:
+        rows: rows decoded together; None is the serial lane.
+        features: words of FEATURES in canonical order.
+        variant: the word after `@`, "" for none.
+        is_peer: True for a cell that mlx-lm runs.
+    """
+
+    rows: int | None
+    features: tuple[str, ...] = ()
+    variant: str = ""
+    is_peer: bool = False
+
+    @property
+    def lane(self) -> str:
+        """`serial` or `batch`."""
+        return "serial" if self.rows is None else "batch"
+
+    @property
+    def is_bare(self) -> bool:
+        """True for a lane without features."""
+        return not self.features
+
+    def has(self, feature: str) -> bool:
+        """True when the cell uses `feature`."""
+        return feature in self.features
+
+    def without(self, feature: str) -> CellName:
+        """Return the name with one feature taken away, and the variant it gave a meaning to."""
+        features = tuple(word for word in self.features if word != feature)
+        keeps = self.is_peer or (feature != "spec" and bool(features))
+        return replace(self, features=features, variant=self.variant if keeps else "")
+
+    def bare_lane(self) -> CellName:
+        """Return the same lane without features."""
+        return replace(self, features=(), variant=self.variant if self.is_peer else "")
+
+    def serial(self) -> CellName:
+        """Return the same features in the serial lane."""
+        keeps = self.is_peer or (bool(self.features) and self.variant != "routed")
+        return replace(self, rows=None, variant=self.variant if keeps else "")
+
+    def __str__(self) -> str:
+        lane = [] if self.rows is None else [f"batch{self.rows}"]
+        lead = [PEER, *lane] if self.is_peer else (lane or ["serial"])
+        name = "+".join([*lead, *self.features])
+        return f"{name}@{self.variant}" if self.variant else name
+
+
+def parse_cell_name(text: str) -> CellName:
+    """Read a cell name; SettingError or UnknownNameError says in one line what is wrong with it."""
+    if re.match("https?://", text.strip()):
+        raise SettingError(f"cell {text!r}: server cells are not available yet in this version")
+    body, at, variant = text.strip().partition("@")
+    if at and not _VARIANT.fullmatch(variant):
+        raise SettingError(f"cell {text!r} has no usable word after '@'; write e.g. '@routed'")
+    words = [word.strip() for word in body.split("+")]
+    if not all(words):
+        raise SettingError(f"cell {text!r} has an empty part; join words with single '+' signs")
+    for word in words:
+        if words.count(word) > 1:
+            raise SettingError(f"cell {text!r} names {word!r} twice; name it once")
+    lanes = [word for word in words if word == "serial" or _BATCH.fullmatch(word)]
+    features = [word for word in words if word in FEATURES]
+    for word in words:
+        if word not in (*lanes, *features, PEER):
+            kind = "cell" if len(words) == 1 else "cell word"
+            raise UnknownNameError(kind, word, known_words())
+    if len(lanes) > 1:
+        raise SettingError(f"cell {text!r} names the lanes {' and '.join(lanes)}; name one")
+    name = CellName(
+        rows=_rows(lanes[0], text) if lanes else None,
+        features=tuple(word for word in FEATURES if word in features),
+        variant=variant,
+        is_peer=PEER in words,
+    )
+    _refuse_what_cannot_run(name, text)
+    return name
+
+
+def known_words() -> tuple[str, ...]:
+    """Return every word that a cell name can hold in this version."""
+    features = [word for word in FEATURES if word != "fill"]
+    return ("serial", f"batchN (N 1-{MAX_BATCH_ROWS})", *features, PEER)
+
+
+def _rows(lane: str, text: str) -> int | None:
+    match = _BATCH.fullmatch(lane)
+    if match is None:
+        return None
+    digits = match.group(1)
+    if len(digits) > 4 or not 1 <= int(digits) <= MAX_BATCH_ROWS:
+        raise SettingError(
+            f"cell {text!r}: {lane[:24]} is out of range; N of batchN is between 1 and "
+            f"{MAX_BATCH_ROWS}"
+        )
+    return int(digits)
+
+
+def _refuse_what_cannot_run(name: CellName, text: str) -> None:
+    if name.has("fill"):
+        raise SettingError(
+            f"cell {text!r}: fill cells are not available yet in this version; drop 'fill'"
+        )
+    if name.is_peer and name.has("grammar"):
+        raise SettingError(f"cell {text!r}: mlx-lm has no grammar support; drop 'grammar'")
+    if name.is_peer and name.has("spec") and name.rows is not None:
+        raise SettingError(
+            f"cell {text!r}: mlx-lm does not batch speculation; drop 'spec' or the batch lane"
+        )
+    if name.variant == "routed" and (name.rows is None or not name.has("spec") or name.is_peer):
+        raise SettingError(f"cell {text!r}: '@routed' needs batchN and spec")
+    if (name.variant == "blas") and not name.is_peer:
+        raise SettingError(f"cell {text!r}: '@blas' is for {PEER} cells; ours always load it")
+    if name.variant == "aa" and not name.is_bare:
+        raise SettingError(f"cell {text!r}: '@aa' repeats a bare lane; drop the features")

@@ -1,0 +1,64 @@
+"""What a person chooses for a run: cells, models, workloads, and how much to measure.
+
+Imports nothing heavy: the command line makes its flags from these fields.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.config import check_settings, setting
+from engine.errors import SettingError, UnknownNameError
+from harness.cell import CORE_CELLS
+
+DEFAULT_MODELS = ("smollm2-135m",)
+DEFAULT_WORKLOADS = ("short-chat", "json-extract", "long-form")
+DEFAULT_PRESET = "quick"
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """How much a run measures; `max_tokens` None leaves each workload its own."""
+
+    blocks: int
+    prompts: int
+    max_tokens: int | None
+
+
+PRESETS: dict[str, Preset] = {
+    "smoke": Preset(1, 2, 32),
+    "quick": Preset(3, 3, 64),
+    "gate": Preset(7, 4, 80),
+    "quote": Preset(10, 32, None),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What a person chose for a run; None takes the preset's value."""
+
+    cells: tuple[str, ...] = CORE_CELLS
+    models: tuple[str, ...] = DEFAULT_MODELS
+    workloads: tuple[str, ...] = DEFAULT_WORKLOADS
+    preset: str = DEFAULT_PRESET
+    blocks: int | None = setting(None, "passes over all cells", low=1, high=1000)
+    prompts: int | None = setting(None, "prompts a trial", low=1, high=100_000)
+    max_tokens: int | None = setting(None, "token cap of free-running cells", low=1, high=1_000_000)
+    seed: int = setting(0, "of the prompt choice and the shuffles", low=0, high=2**63 - 1)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.preset not in PRESETS:
+            raise UnknownNameError("preset", self.preset, PRESETS)
+        for what, names in (("model", self.models), ("workload", self.workloads)):
+            if not names:
+                raise SettingError(f"no {what} is named; give at least one")
+
+    def amounts(self) -> Preset:
+        """Return the preset with the overrides applied."""
+        preset = PRESETS[self.preset]
+        return Preset(
+            blocks=self.blocks or preset.blocks,
+            prompts=self.prompts or preset.prompts,
+            max_tokens=self.max_tokens or preset.max_tokens,
+        )

@@ -1,0 +1,142 @@
+"""What `fm doctor` says: device, BLAS, threads, memory, versions, and what is missing."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from engine.backend import backend_info, require_backend
+from engine.errors import BackendError
+from engine.paths import cache_dir
+from harness.machine import Machine, git_state, read_machine
+
+GIB = 2**30
+MIN_FREE_BYTES = GIB
+"""Room for the default model, its converted copy and the renamed BLAS."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: what was looked at, and what is wrong with it.
+
+    Args:
+        problem: what is missing and how to get it, one line; empty when all is well.
+    """
+
+    label: str
+    value: str
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Doctor:
+    """Everything that was looked at, in the order it is printed."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_healthy(self) -> bool:
+        """True when nothing is missing."""
+        return not any(item.problem for item in self.findings)
+
+    def lines(self) -> list[str]:
+        """Return text for people, a problem on a line of its own under what it concerns."""
+        width = max(len(item.label) for item in self.findings)
+        lines = []
+        for item in self.findings:
+            lines.append(f"{item.label:{width}}  {item.value}")
+            if item.problem:
+                lines.append(f"{'':{width}}  ! {item.problem}")
+        return lines
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {"healthy": self.is_healthy, "findings": [asdict(item) for item in self.findings]}
+
+
+def examine() -> Doctor:
+    """Look at this machine and installation; it never raises for something missing."""
+    backend_problem = _backend_problem()
+    machine = read_machine()
+    return Doctor(
+        (
+            Finding("device", f"{machine.device}: {machine.device_name}", backend_problem),
+            Finding("processor", f"{machine.cpu}, {_cores(machine)}, {machine.arch}"),
+            _blas(machine),
+            _memory(machine),
+            _cache(cache_dir()),
+            Finding("models", "unknown without a backend" if backend_problem else _models()),
+            Finding("system", f"{machine.os}, host {machine.host}"),
+            Finding("python", machine.python),
+            Finding("versions", ", ".join(f"{k} {v}" for k, v in machine.versions.items())),
+            Finding("source", _source()),
+        )
+    )
+
+
+def _backend_problem() -> str:
+    try:
+        require_backend()
+    except BackendError as error:
+        return str(error)
+    return ""
+
+
+def _cores(machine: Machine) -> str:
+    return f"{machine.usable_cores} of {machine.cores or 'unknown'} cores usable"
+
+
+def _blas(machine: Machine) -> Finding:
+    threads = machine.blas_threads
+    text = f"{machine.blas}, {threads} thread{'s' * (threads != 1)}" if threads else machine.blas
+    problem = "; ".join(backend_info().warnings)
+    return Finding("blas", text, problem and f"matrix products are slow: {problem}")
+
+
+def _memory(machine: Machine) -> Finding:
+    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    text = (
+        f"{machine.memory_bytes / GIB:.1f} GiB, {memory.available / GIB:.1f} GiB free, "
+        f"swap {swap.used / GIB:.1f} of {swap.total / GIB:.1f} GiB used"
+    )
+    small = memory.available < 2 * GIB
+    return Finding("memory", text, "the default model needs 2 GiB free" if small else "")
+
+
+def _cache(folder: Path) -> Finding:
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    text = f"{folder}, {free / GIB:.1f} GiB free on its disk"
+    if not _is_writable(existing):
+        return Finding("cache", text, "it cannot be written; set FM_CACHE_DIR to another folder")
+    problem = "less than 1 GiB is left; free some, or set FM_CACHE_DIR"
+    return Finding("cache", text, problem if free < MIN_FREE_BYTES else "")
+
+
+def _models() -> str:
+    from engine.models.registry import model_rows
+
+    rows = model_rows()
+    cached = [row.name for row in rows if row.cached]
+    first = "" if rows[0].cached else f"; {rows[0].name} is fetched when first used"
+    return f"{', '.join(cached) or 'none'} cached{first}"
+
+
+def _is_writable(folder: Path) -> bool:
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def _source() -> str:
+    state = git_state()
+    if not state.sha:
+        return "an installed package"
+    return f"checkout at {state.sha[:12]}{' with changes' * state.is_dirty}"

@@ -1,0 +1,195 @@
+"""The machine a run happened on: what stays the same from its first trial to its last."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from engine.backend import backend_info
+from engine.cores import usable_cores
+
+PACKAGES = ("feature-matrix", "mlx", "mlx-lm", "llguidance", "transformers", "numpy")
+"""Distributions that decide what is computed; the ones that are not installed are left out."""
+
+SYSCTL_NAMES = (
+    "machdep.cpu.brand_string",
+    "hw.model",
+    "hw.perflevel0.physicalcpu",
+    "hw.perflevel1.physicalcpu",
+)
+COMMAND_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Host, processor, device, libraries.
+
+    Args:
+        cpu: the processor's own name, with its core kinds where it has several.
+        cores: physical cores of the machine; None where the system does not tell.
+        usable_cores: cores this process may use at a time (mask and quota counted).
+        device: "cpu", "cuda" or "metal"; `device_name` says which one.
+        blas: name, version and source of the BLAS in use, e.g. "OpenBLAS 0.3.34 (scipy)".
+        blas_threads: threads one matrix product may use; 0 where fm loaded none.
+        versions: distribution -> version.
+    """
+
+    host: str
+    os: str
+    arch: str
+    cpu: str
+    cores: int | None
+    usable_cores: int
+    memory_bytes: int
+    device: str
+    device_name: str
+    blas: str
+    blas_threads: int
+    python: str
+    versions: Mapping[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON, equal on equal machines."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class GitState:
+    """The commit fm runs from; an empty sha outside a checkout of fm."""
+
+    sha: str
+    is_dirty: bool
+
+
+def read_machine() -> Machine:
+    """Return the facts of this machine; it takes some milliseconds and no device time."""
+    backend = backend_info()
+    cpu = cpu_name()
+    return Machine(
+        host=socket.gethostname(),
+        os=os_name(),
+        arch=platform.machine(),
+        cpu=cpu,
+        cores=psutil.cpu_count(logical=False),
+        usable_cores=usable_cores(),
+        memory_bytes=psutil.virtual_memory().total,
+        device=backend.device,
+        device_name=cpu if backend.device == "cpu" else gpu_name(),
+        blas=blas_label(),
+        blas_threads=backend.blas_threads,
+        python=f"{platform.python_implementation()} {platform.python_version()}",
+        versions=versions(),
+    )
+
+
+def blas_label() -> str:
+    """Return the BLAS in use in a few words."""
+    backend = backend_info()
+    if backend.source == "builtin":
+        return "the device's own"
+    if not backend.blas_name:
+        return f"MLX's own reference BLAS ({backend.source})"
+    return f"{backend.blas_name} {backend.blas_version} ({backend.source})"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of PACKAGES and of the backend wheels beside mlx."""
+    found = {}
+    for name in (*PACKAGES, "mlx-cpu", "mlx-metal", "mlx-cuda-12", "mlx-cuda-13"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def os_name() -> str:
+    """Return the operating system with its release."""
+    if sys.platform == "darwin":
+        return f"macOS {platform.mac_ver()[0]}"
+    try:
+        distribution = platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        distribution = platform.system()
+    return f"{distribution}, kernel {platform.release()}"
+
+
+def cpu_name() -> str:
+    """Return the processor's name as the system knows it."""
+    if sys.platform == "darwin":
+        name = cpu_from_sysctl(_output("sysctl", *SYSCTL_NAMES))
+    else:
+        name = cpu_from_cpuinfo(_text(Path("/proc/cpuinfo"))) or cpu_from_lscpu(_output("lscpu"))
+    return name or platform.processor() or platform.machine()
+
+
+def cpu_from_sysctl(output: str) -> str:
+    """Read `sysctl NAME...` of macOS: "Apple M3 Max (12P + 4E)"."""
+    values = dict(re.findall(r"^([\w.]+): (.+)$", output, flags=re.MULTILINE))
+    name = values.get("machdep.cpu.brand_string", "")
+    kinds = [values.get(f"hw.perflevel{level}.physicalcpu") for level in (0, 1)]
+    return f"{name} ({kinds[0]}P + {kinds[1]}E)" if name and all(kinds) else name
+
+
+def cpu_from_cpuinfo(text: str) -> str:
+    """Read /proc/cpuinfo; empty where it has no name, as on most Arm machines."""
+    found = re.search(r"^model name\s*: (.+)$", text, flags=re.MULTILINE)
+    return found.group(1).strip() if found else ""
+
+
+def cpu_from_lscpu(output: str) -> str:
+    """Read `lscpu`, which knows the part numbers of Arm cores."""
+    values = dict(re.findall(r"^(Vendor ID|Model name):\s+(.+)$", output, flags=re.MULTILINE))
+    return " ".join(values[key] for key in ("Vendor ID", "Model name") if key in values)
+
+
+def gpu_name() -> str:
+    """Return the name MLX gives its device, "unknown" where MLX has no backend."""
+    try:
+        import mlx.core as mx
+    except ImportError:
+        return "unknown"
+    return str(mx.device_info().get("device_name", "unknown"))
+
+
+def git_state(folder: Path | None = None) -> GitState:
+    """Return the commit of the checkout `folder` is the root of, by default that of fm.
+
+    An installed fm has none, also when its environment lies inside some other repository.
+    """
+    root = (Path(__file__).resolve().parent.parent if folder is None else folder).resolve()
+    top = _output("git", "-C", str(root), "rev-parse", "--show-toplevel").strip()
+    if not top or Path(top).resolve() != root:
+        return GitState("", is_dirty=False)
+    sha = _output("git", "-C", str(root), "rev-parse", "HEAD").strip()
+    return GitState(sha, bool(_output("git", "-C", str(root), "status", "--porcelain").strip()))
+
+
+def _output(*command: str) -> str:
+    """Return what a command prints, "" when it is missing, fails or hangs."""
+    env = os.environ | {"LC_ALL": "C"}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=env, timeout=COMMAND_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,267 @@
+"""The matrix: cells x models x workloads with their baselines, and the shuffled trials of a run.
+
+Pure planning. A cell brings in what its figures are compared with (its bare lane, itself without
+grammar, itself without spec, and the cell its token ids must equal); a pair that cannot run is
+kept with the reason.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from harness.cell import Cell, CellCatalogue, CellKind
+from harness.cell_name import FEATURES, CellName
+from harness.choices import Choices
+from harness.store.rows import content_hash
+from harness.workload import Prompt, Workload
+
+MIN_AA_BLOCKS = 6
+"""From this many blocks on timing gets verdicts, and so the baseline is measured twice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One cell on one workload with one model.
+
+    Args:
+        baseline: the cell its ratio is computed against; None for `serial` and for peers.
+        reference: the cell whose token ids its own must equal; None where there is none.
+        max_tokens: most tokens of one reply.
+        skip_reason: why it cannot run, "" when it can.
+    """
+
+    model: str
+    workload: Workload
+    cell: Cell
+    baseline: str | None
+    reference: str | None
+    max_tokens: int
+    skip_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTrial:
+    """One pair in one block.
+
+    Args:
+        order: 0-based place in the block's shuffled order.
+        prompts: the block's, then as many further ones as fill the last wave of the cell's rows.
+    """
+
+    pair: Pair
+    block: int
+    order: int
+    prompts: tuple[Prompt, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """Everything a run is going to do."""
+
+    choices: Choices
+    pairs: tuple[Pair, ...]
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """Every cell of the matrix, each once, baselines before what is compared with them."""
+        return tuple({pair.cell.name: pair.cell for pair in self.pairs}.values())
+
+    @property
+    def skipped(self) -> tuple[Pair, ...]:
+        """Pairs that cannot run."""
+        return tuple(pair for pair in self.pairs if pair.skip_reason)
+
+    @property
+    def digest(self) -> str:
+        """Hex sha256 of all that decides which trials run, in which order, and how."""
+        amounts = self.choices.amounts()
+        return content_hash(
+            {
+                "amounts": asdict(amounts),
+                "seed": self.choices.seed,
+                "pairs": [
+                    [
+                        pair.model,
+                        pair.workload.digest,
+                        pair.cell.digest,
+                        pair.max_tokens,
+                    ]
+                    for pair in self.pairs
+                ],
+            }
+        )
+
+    def trials(self) -> tuple[PlannedTrial, ...]:
+        """Return the trials of every pair that can run, in the order in which they run."""
+        blocks = range(self.choices.amounts().blocks)
+        groups: dict[tuple[str, str], list[Pair]] = {}
+        for pair in self.pairs:
+            if not pair.skip_reason:
+                groups.setdefault((pair.model, pair.workload.name), []).append(pair)
+        return tuple(
+            trial
+            for group in groups.values()
+            for block in blocks
+            for trial in self._block(group, block)
+        )
+
+    def _block(self, group: Sequence[Pair], block: int) -> list[PlannedTrial]:
+        first, seed = group[0], self.choices.seed
+        shuffled = list(group)
+        # Seeded by place, never by cell name: renaming a cell must not move it.
+        random.Random(f"{seed}/{first.model}/{first.workload.name}/{block}").shuffle(shuffled)
+        return [
+            PlannedTrial(
+                pair=pair,
+                block=block,
+                order=order,
+                prompts=self._prompts(pair, block),
+            )
+            for order, pair in enumerate(shuffled)
+        ]
+
+    def _prompts(self, pair: Pair, block: int) -> tuple[Prompt, ...]:
+        prompts = pair.workload.prompts
+        order = pair.workload.order(self.choices.seed)
+        wanted, rows = self.choices.amounts().prompts, pair.cell.rows
+        count = -(-wanted // rows) * rows
+        start = block * wanted
+        return tuple(prompts[order[(start + place) % len(order)]] for place in range(count))
+
+
+def plan_matrix(
+    choices: Choices,
+    catalogue: CellCatalogue,
+    workloads: Mapping[str, Workload],
+    drafter_of: Callable[[str], str | None],
+) -> Matrix:
+    """Return the matrix of a person's choices.
+
+    Args:
+        workloads: the chosen workloads by name.
+        drafter_of: the drafter the registry names for a model, None where it names none.
+
+    Raises:
+        FmError: an unknown cell, or more prompts than a workload has.
+    """
+    wanted = catalogue.get_all(choices.cells)
+    cells = with_baselines(wanted, catalogue)
+    if choices.amounts().blocks >= MIN_AA_BLOCKS:
+        cells = _with_noise_floor(cells, catalogue)
+    for workload in workloads.values():
+        workload.select(choices.amounts().prompts, seed=choices.seed)
+    pairs = [
+        _pair(choices, model, workload, cell, drafter_of)
+        for model in dict.fromkeys(choices.models)
+        for workload in workloads.values()
+        for cell in cells
+    ]
+    return Matrix(choices=choices, pairs=tuple(pairs))
+
+
+def skip_model(matrix: Matrix, model: str, reason: str) -> Matrix:
+    """Return the matrix with every pair of one model skipped."""
+    return replace(
+        matrix,
+        pairs=tuple(
+            replace(pair, skip_reason=reason) if pair.model == model else pair
+            for pair in matrix.pairs
+        ),
+    )
+
+
+def with_baselines(cells: Iterable[Cell], catalogue: CellCatalogue) -> tuple[Cell, ...]:
+    """Return the cells and all they are compared with, each once, what is needed first."""
+    found: dict[str, Cell] = {}
+
+    def add(cell: Cell) -> None:
+        if cell.name in found:
+            return
+        for key in needed(cell):
+            add(catalogue.find(key))
+        found[cell.name] = cell
+
+    for cell in cells:
+        add(cell)
+    return tuple(found.values())
+
+
+def needed(cell: Cell) -> tuple[CellName, ...]:
+    """Return the cells that one cell brings in: what it is compared with."""
+    key = cell.key
+    reference = identity_reference(cell)
+    needs = [] if reference is None else [reference]
+    if cell.kind is not CellKind.ROUTING:
+        needs += [key.without(feature) for feature in reversed(key.features)]
+        needs += [] if key.is_bare and not key.variant else [key.bare_lane()]
+        needs += [key.serial()] if key.is_bare else []
+    return tuple(dict.fromkeys(need for need in needs if need != key))
+
+
+def ratio_baseline(cell: Cell) -> CellName | None:
+    """Return the cell without its last mechanism; None for serial, peers and routing checks."""
+    key = cell.key
+    if key.is_peer or cell.kind is CellKind.ROUTING:
+        return None
+    if cell.kind is CellKind.AA:
+        return key.bare_lane()
+    for feature in FEATURES:
+        if key.has(feature):
+            return key.without(feature)
+    return None if key.rows is None else key.serial()
+
+
+def identity_reference(cell: Cell) -> CellName | None:
+    """Return the cell whose ids a cell must repeat: the serial lane, grammar as in the cell."""
+    key = cell.key
+    if key.is_peer:
+        return None
+    reference = CellName(rows=None, features=("grammar",) if key.has("grammar") else ())
+    return None if reference == key else reference
+
+
+def _with_noise_floor(cells: tuple[Cell, ...], catalogue: CellCatalogue) -> tuple[Cell, ...]:
+    if not any(cell.name == "serial" for cell in cells):
+        return cells
+    return with_baselines([*cells, catalogue.get("serial@aa")], catalogue)
+
+
+def _pair(
+    choices: Choices,
+    model: str,
+    workload: Workload,
+    cell: Cell,
+    drafter_of: Callable[[str], str | None],
+) -> Pair:
+    baseline, reference = ratio_baseline(cell), identity_reference(cell)
+    return Pair(
+        model=model,
+        workload=workload,
+        cell=cell,
+        baseline=None if baseline is None else str(baseline),
+        reference=None if reference is None else str(reference),
+        max_tokens=_budget(choices, workload, cell),
+        skip_reason=_skip_reason(model, workload, cell, drafter_of),
+    )
+
+
+def _skip_reason(
+    model: str, workload: Workload, cell: Cell, drafter_of: Callable[[str], str | None]
+) -> str:
+    if cell.key.has("grammar") and not workload.is_constrained:
+        return f"workload {workload.name} has no constraint for a grammar cell"
+    config = cell.config
+    if config.drafter == "two_model" and not (config.draft_model or drafter_of(model)):
+        return f"the registry names no drafter for model {model}"
+    return ""
+
+
+def _budget(choices: Choices, workload: Workload, cell: Cell) -> int:
+    """Return the workload's own budget, capped for free-running cells only: a schema needs its."""
+    if cell.key.has("grammar"):
+        return workload.max_tokens
+    if choices.max_tokens is not None:
+        return choices.max_tokens
+    return min(workload.max_tokens, choices.amounts().max_tokens or workload.max_tokens)

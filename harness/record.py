@@ -1,0 +1,127 @@
+"""From what a trial saw to the rows of the eval database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from engine.request import Completion, FinishReason
+from harness.clock import StepTally, TokenTimes
+from harness.grade import grade_reply
+from harness.store.rows import AcceptRow, Phase, RequestRow, RequestStatus, TrialRow
+from harness.workload import Prompt
+
+STATUSES: dict[FinishReason, RequestStatus] = {
+    FinishReason.STOP: "ok",
+    FinishReason.LENGTH: "ok",
+    FinishReason.CANCELLED: "cancelled",
+    FinishReason.ERROR: "error",
+}
+
+
+def request_row(
+    trial: TrialRow,
+    position: int,
+    prompt: Prompt,
+    completion: Completion,
+    times: TokenTimes,
+    *,
+    speculates: bool,
+    phase: Phase = "measured",
+) -> RequestRow:
+    """Return the row of one finished request; figures it does not have stay None."""
+    return RequestRow(
+        trial_id=trial.trial_id,
+        position=position,
+        prompt_id=prompt.id,
+        phase=phase,
+        status=STATUSES[completion.finish_reason],
+        finish_reason=completion.finish_reason.value,
+        prompt_tokens=completion.prompt_tokens,
+        completion_tokens=len(completion.token_ids),
+        cached_tokens=completion.cached_tokens,
+        ttft_s=times.since_submission(times.first_token_s),
+        ttft_visible_s=times.since_submission(times.first_text_s),
+        last_token_s=times.since_submission(times.last_token_s),
+        e2e_s=times.since_submission(times.ended_s),
+        text=completion.text,
+        token_ids=completion.token_ids,
+        lane_taken=str(completion.lane),
+        lane_reason=completion.lane_reason,
+        seed=completion.seed,
+        sampling={"temperature": 0.0},
+        drafted=completion.drafted if speculates else None,
+        accepted=completion.accepted if speculates else None,
+        target_calls=completion.target_calls if speculates else None,
+        illegal_drafts=completion.illegal_drafts if speculates else None,
+        error=completion.error,
+    )
+
+
+def graded(row: RequestRow, prompt: Prompt, is_accepting: bool | None) -> RequestRow:
+    """Return the row with its grade, where the prompt has a schema to grade against.
+
+    Args:
+        is_accepting: whether the matcher accepted the end, None for a reply without one.
+    """
+    if prompt.schema is None:
+        return row
+    grade = grade_reply(
+        row.text,
+        row.finish_reason,
+        prompt.schema,
+        expected=prompt.expected,
+        is_accepting=is_accepting,
+        error=row.error,
+    )
+    return replace(
+        row,
+        conformance=grade.outcome.value,
+        conformance_detail=grade.detail,
+        unchecked_formats=grade.unchecked_formats,
+        field_accuracy=grade.field_accuracy,
+    )
+
+
+def filled_trial(
+    trial: TrialRow, rows: Sequence[RequestRow], tally: StepTally, wall_s: float
+) -> TrialRow:
+    """Return the planned row with the sums of a trial that ran to its end."""
+    measured = [row for row in rows if row.phase == "measured"]
+    lanes = sorted({(row.lane_taken, row.lane_reason) for row in measured})
+    lane, reason = lanes[0] if len(lanes) == 1 else ("", f"{len(lanes)} lanes were taken")
+    return replace(
+        trial,
+        status="done",
+        wall_s=wall_s,
+        tokens=sum(row.completion_tokens or 0 for row in measured),
+        aggregate_tokens=tally.full_tokens,
+        aggregate_s=tally.full_s,
+        decode_steps=tally.steps,
+        step_s=tally.seconds,
+        mask_s=tally.mask_s,
+        mask_tokens=tally.masked,
+        draft_s=tally.draft_s,
+        lane_taken=lane,
+        lane_reason=reason,
+    )
+
+
+def accept_rows(trial: TrialRow, completions: Sequence[Completion]) -> tuple[AcceptRow, ...]:
+    """Return the drafts of all completions, summed by position."""
+    drafted = _summed([item.drafted_by_position for item in completions])
+    accepted = _summed([item.accepted_by_position for item in completions])
+    return tuple(
+        AcceptRow(
+            trial_id=trial.trial_id,
+            position=position,
+            drafted=count,
+            accepted=accepted[position] if position < len(accepted) else 0,
+        )
+        for position, count in enumerate(drafted)
+    )
+
+
+def _summed(counts: Sequence[Sequence[int]]) -> list[int]:
+    width = max((len(row) for row in counts), default=0)
+    return [sum(row[place] for row in counts if place < len(row)) for place in range(width)]

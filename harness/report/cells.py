@@ -1,0 +1,199 @@
+"""The figures of one cell, read from the views and compared block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from harness.gates import grade_of
+from harness.grade import judge_conformance
+from harness.report.figures import (
+    Acceptance,
+    Against,
+    CellFigures,
+    Conforming,
+    Grammar,
+    Speed,
+    Spread,
+)
+from harness.report.refusals import cell_refusals
+from harness.stats import compare, drift, log_ratios
+from harness.store.index import Place, RunIndex
+from harness.store.loaded import AcceptPoint, BlockRow, CellTotals, FigureRow
+from harness.store.rows import CellRow, GateRow, RequestRow
+
+SERIAL = "serial"
+_NO_SPEED = Speed(aggregate=None, per_stream=None, e2e=None)
+
+
+@dataclass(slots=True)
+class CellReader:
+    """Puts together the figures of the cells of one run.
+
+    Args:
+        refusals: why the session gives no timing verdict.
+    """
+
+    index: RunIndex
+    gates: Sequence[GateRow]
+    refusals: Sequence[str] = ()
+    _figures: dict[tuple[Place, str], FigureRow] = field(init=False)
+    _blocks: dict[Place, list[BlockRow]] = field(init=False)
+    _totals: dict[Place, CellTotals] = field(init=False)
+
+    def __post_init__(self) -> None:
+        data = self.index.data
+        self._figures = {(_place(row), row.figure): row for row in data.figures}
+        self._totals = {_place(row): row for row in data.totals}
+        self._blocks = {}
+        for row in data.blocks:
+            self._blocks.setdefault(_place(row), []).append(row)
+
+    def read(self, place: Place) -> CellFigures:
+        """Return the figures of the cell at a place; a routing check has no speed."""
+        cell, totals = self.index.cell(place), self._totals[place]
+        is_timed = cell.kind != "routing"
+        requests = list(self.index.measured(self.index.trials(place)))
+        return CellFigures(
+            place=place,
+            cell=cell,
+            lane_taken=_only(item.lane_taken for item in requests),
+            lane_reason=_only(item.lane_reason for item in requests),
+            num_blocks=totals.done,
+            num_requests=totals.requests,
+            failed_requests=totals.failed_requests,
+            empty_replies=totals.empty_replies,
+            one_token_replies=totals.one_token_replies,
+            speed=self._speed(place) if is_timed else _NO_SPEED,
+            ttft=self._spread(place, "ttft") if is_timed else None,
+            ttft_visible=self._spread(place, "ttft_visible") if is_timed else None,
+            main=self.against(place, cell.baseline),
+            serial=self.against(place, SERIAL),
+            others=tuple(self._others(place, cell)),
+            acceptance=self._acceptance(place, totals),
+            grammar=self._grammar(place, cell),
+            conforming=self._conforming(place, requests),
+            field_accuracy=totals.field_accuracy,
+            peak_mlx_bytes=totals.peak_mlx_bytes,
+            peak_rss_bytes=totals.peak_rss_bytes,
+            drift=drift(self._rates(place)) if is_timed else None,
+        )
+
+    def against(self, place: Place, baseline: str | None) -> Against | None:
+        """Return the ratio to another cell of the same model, workload and blocks.
+
+        None for a cell without a baseline or itself, for one that was not planned, and for routing
+        checks.
+        """
+        if baseline is None or baseline == place.cell:
+            return None
+        other = place.other(baseline)
+        if self.index.cell(place).kind == "routing" or not self.index.trials(other):
+            return None
+        refusals = [*self.refusals, *self._cell_refusals(place), *self._cell_refusals(other)]
+        logs = log_ratios(self._rates(place), self._rates(other))
+        return Against(baseline, compare(logs, refusals=refusals))
+
+    def _speed(self, place: Place) -> Speed:
+        medians = {
+            figure: self._figures[place, figure].p50
+            for figure in ("aggregate", "per_stream", "e2e")
+            if (place, figure) in self._figures
+        }
+        return Speed(
+            aggregate=medians.get("aggregate"),
+            per_stream=medians.get("per_stream"),
+            e2e=medians.get("e2e"),
+        )
+
+    def _spread(self, place: Place, figure: str) -> Spread | None:
+        row = self._figures.get((place, figure))
+        return None if row is None else Spread(row.n, row.p50, row.p95)
+
+    def _others(self, place: Place, cell: CellRow) -> Iterator[Against]:
+        names = [cell.bare] if cell.bare not in (None, cell.baseline, SERIAL) else []
+        names += self._peers(place, cell) if cell.kind != "peer" else []
+        for name in names:
+            against = self.against(place, name)
+            if against is not None:
+                yield against
+
+    def _peers(self, place: Place, cell: CellRow) -> list[str]:
+        """Return the peer cells of the same lane: with the same features, else the bare ones."""
+        peers = [
+            other
+            for other in self.index.data.cells
+            if other.kind == "peer"
+            and (other.lane, other.max_rows) == (cell.lane, cell.max_rows)
+            and place.other(other.name) in self._blocks
+        ]
+        alike = [other.name for other in peers if other.features == cell.features]
+        return alike or [other.name for other in peers if not other.features]
+
+    def _acceptance(self, place: Place, totals: CellTotals) -> Acceptance | None:
+        if totals.drafted is None and totals.accepted is None:
+            return None
+        curve = [point for point in self.index.data.accept_curve if _place(point) == place]
+        width = 1 + max((point.position for point in curve), default=-1)
+        counts = {point.position: (point.drafted, point.accepted) for point in curve}
+        return Acceptance(
+            drafted=totals.drafted,
+            accepted=totals.accepted,
+            target_calls=totals.target_calls,
+            illegal=totals.illegal_drafts,
+            per_position=tuple(counts.get(position, (0, 0)) for position in range(width)),
+        )
+
+    def _grammar(self, place: Place, cell: CellRow) -> Grammar | None:
+        if not cell.has("grammar"):
+            return None
+        free = self.against(place, self._without_grammar(cell))
+        ratio = None if free is None else free.ratio.estimate
+        overhead = self._figures.get((place, "grammar_overhead"))
+        mask = self._figures.get((place, "mask_us"))
+        return Grammar(
+            overhead_pct=None if overhead is None else overhead.p50,
+            free_ratio_pct=None if ratio is None else 100 * ratio,
+            mask_us_per_token=None if mask is None else mask.p50,
+        )
+
+    def _without_grammar(self, cell: CellRow) -> str | None:
+        features = tuple(word for word in cell.features if word != "grammar")
+        for other in self.index.data.cells:
+            lane = (other.lane, other.max_rows, other.kind)
+            if other.features == features and lane == (cell.lane, cell.max_rows, cell.kind):
+                return other.name
+        return None
+
+    def _conforming(self, place: Place, requests: Sequence[RequestRow]) -> Conforming | None:
+        """Return how many replies conform, as the gate counts them, also for free text."""
+        is_graded = any(item.conformance is not None for item in requests)
+        if not is_graded and not self.index.cell(place).has("grammar"):
+            return None
+        verdict = judge_conformance(
+            [grade for item in requests if (grade := grade_of(item)) is not None],
+            allow_truncation=self.index.workloads[place.workload].allows_truncation,
+        )
+        if verdict.lower_bound is None:
+            return None
+        return Conforming(verdict.n, verdict.ok, verdict.lower_bound)
+
+    def _rates(self, place: Place) -> Mapping[int, float | None]:
+        """Return aggregate tokens a second by block; estimated counts take no part."""
+        return {
+            block.block: None if block.estimated else block.aggregate_tok_s
+            for block in self._blocks.get(place, [])
+        }
+
+    def _cell_refusals(self, place: Place) -> list[str]:
+        return cell_refusals(place, self._blocks.get(place, []), self.gates)
+
+
+def _only(values: Iterable[str]) -> str:
+    """Return the value all share, "mixed" when they differ, "" for none."""
+    found = set(values) - {""}
+    return "mixed" if len(found) > 1 else next(iter(found), "")
+
+
+def _place(row: FigureRow | BlockRow | CellTotals | AcceptPoint) -> Place:
+    return Place(row.model, row.workload, row.cell)

@@ -1,0 +1,115 @@
+"""The JSON report: the contract scripts read. Absent figures are null, never NaN."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from harness.report.figures import (
+    Acceptance,
+    Against,
+    CellFigures,
+    Conforming,
+    RunReport,
+    Speed,
+    Spread,
+)
+from harness.stats import tail
+from harness.store.codec import clean
+
+SCHEMA_VERSION = 1
+
+
+def to_json(report: RunReport) -> str:
+    """Return the report as strict JSON with a line end, in the key order of the contract."""
+    return json.dumps(to_mapping(report), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def to_mapping(report: RunReport) -> dict[str, Any]:
+    """Return the report as JSON values; an object without data is None."""
+    content = {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": report.run.run_id,
+        "exit_code": report.exit_code,
+        "quotable": report.is_quotable,
+        "gates": [
+            {"name": gate.name, "status": gate.status, "observed": gate.observed, "n": gate.n}
+            for gate in report.summaries
+        ],
+        "cells": [_cell(cell) for cell in report.cells],
+        "environment": report.environment,
+    }
+    cleaned: dict[str, Any] = clean(content)
+    return cleaned
+
+
+def _cell(cell: CellFigures) -> dict[str, Any]:
+    grammar = cell.grammar
+    return {
+        "model": cell.place.model,
+        "workload": cell.place.workload,
+        "cell": cell.place.cell,
+        "lane": cell.cell.lane,
+        "lane_taken": cell.lane_taken or None,
+        "baseline": cell.cell.baseline,
+        "n_blocks": cell.num_blocks,
+        "tok_s": _speed(cell.speed),
+        "ttft_ms": _milliseconds(cell.ttft),
+        "ratio": _ratio(cell.main),
+        "acceptance": _acceptance(cell.acceptance),
+        "grammar_overhead_pct": None if grammar is None else grammar.overhead_pct,
+        "grammar_free_ratio_pct": None if grammar is None else grammar.free_ratio_pct,
+        "mask_us_per_token": None if grammar is None else grammar.mask_us_per_token,
+        "conformance": _conforming(cell.conforming),
+        "peak_bytes": _object({"mlx": cell.peak_mlx_bytes, "rss": cell.peak_rss_bytes}),
+    }
+
+
+def _speed(speed: Speed) -> dict[str, Any] | None:
+    return _object({"aggregate": speed.aggregate, "per_stream": speed.per_stream, "e2e": speed.e2e})
+
+
+def _milliseconds(spread: Spread | None) -> dict[str, Any] | None:
+    if spread is None:
+        return None
+    p95 = None if tail(spread.n) == "hidden" else 1000 * spread.p95
+    return {"p50": 1000 * spread.p50, "p95": p95}
+
+
+def _ratio(against: Against | None) -> dict[str, Any] | None:
+    if against is None or against.ratio.estimate is None:
+        return None
+    ratio = against.ratio
+    return {
+        "estimate": ratio.estimate,
+        "low": ratio.low,
+        "high": ratio.high,
+        "verdict": ratio.verdict,
+    }
+
+
+def _acceptance(acceptance: Acceptance | None) -> dict[str, Any] | None:
+    if acceptance is None:
+        return None
+    shares = [
+        accepted / drafted if drafted else None for drafted, accepted in acceptance.per_position
+    ]
+    return {
+        "rate": acceptance.rate,
+        "drafted": acceptance.drafted,
+        "accepted": acceptance.accepted,
+        "target_calls": acceptance.target_calls,
+        "per_position": shares or None,
+    }
+
+
+def _conforming(value: Conforming | None) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    return {"n": value.n, "ok": value.ok, "lower_bound": value.lower_bound}
+
+
+def _object(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the values, None when none of them is there."""
+    return None if all(value is None for value in values.values()) else dict(values)

@@ -1,0 +1,86 @@
+"""The Markdown report: the same rows give the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from harness.report import numbers
+from harness.report.checks import NONE_LINE, failure_section, gate_section, routing_section
+from harness.report.composition import composition
+from harness.report.figures import RunReport
+from harness.report.gfm import bullets, code_block, escape, table
+from harness.report.mechanisms import acceptance_section, grammar_section
+from harness.report.outcome import outcome_word
+
+
+def to_markdown(report: RunReport) -> str:
+    """Return the whole report, ending in a line end."""
+    return "\n\n".join(section(report) for section in SECTIONS) + "\n"
+
+
+def flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield dotted keys and texts of a nested mapping, sorted by key."""
+    for key in sorted(value):
+        item = value[key]
+        if isinstance(item, Mapping):
+            yield from flatten(item, f"{prefix}{key}.")
+        elif isinstance(item, list | tuple):
+            yield f"{prefix}{key}", ", ".join(map(str, item))
+        else:
+            yield f"{prefix}{key}", numbers.DASH if item is None else str(item)
+
+
+def _banner(report: RunReport) -> str:
+    run = report.run
+    cap = "the workload's own" if run.max_tokens is None else str(run.max_tokens)
+    why = escape("; ".join(report.unquotable_reasons))
+    lines = (
+        f"# {escape(run.tag)}: {outcome_word(report.exit_code)}",
+        "**QUOTABLE**" if report.is_quotable else f"**UNQUOTABLE**: {why}",
+        (
+            f"Run {escape(run.run_id)}, {escape(run.created_at)}, preset {escape(run.preset)}: "
+            f"{run.blocks} blocks of {run.prompts} prompts, cap {cap} tokens a reply (a grammar "
+            f"cell keeps what its schema needs), seed {run.seed}. Exit code {report.exit_code}."
+        ),
+    )
+    return "\n\n".join(lines)
+
+
+def _environment(report: RunReport) -> str:
+    rows = list(flatten(report.environment))
+    columns = (("what", False), ("value", False))
+    parts = ["## Environment", table(columns, rows) if rows else NONE_LINE]
+    if report.warnings:
+        parts.append(bullets(report.warnings))
+    return "\n\n".join(parts)
+
+
+def _reproduce(report: RunReport) -> str:
+    run = report.run
+    dirty = " with uncommitted changes" if run.git_dirty else ""
+    lines = (
+        "## How to reproduce",
+        code_block(run.command),
+        (
+            f"Revision {escape(run.git_sha or 'unknown')}{dirty}, plan "
+            f"{escape(run.plan_hash or 'unknown')}, target {escape(run.target)}, seed {run.seed}. "
+            f"The raw observations are in the database; `fm report {run.run_id}` writes this "
+            "file again."
+        ),
+    )
+    return "\n\n".join(lines)
+
+
+SECTIONS: tuple[Callable[[RunReport], str], ...] = (
+    _banner,
+    gate_section,
+    composition,
+    grammar_section,
+    acceptance_section,
+    routing_section,
+    failure_section,
+    _environment,
+    _reproduce,
+)
+"""The parts of the report, in the order in which they are read."""

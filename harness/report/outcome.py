@@ -1,0 +1,53 @@
+"""What an exit code of a run means, in a word, and the dated file a report is written to."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from engine.errors import FmError
+from harness.store.rows import RunRow
+
+OUTCOMES: dict[int, str] = {
+    0: "PASS",
+    2: "USAGE ERROR",
+    3: "FAIL",
+    6: "INCOMPLETE",
+    130: "INTERRUPTED",
+}
+"""Exit codes of `fm run`."""
+
+
+class ReportError(FmError):
+    """A report cannot be written; the text names the file and a remedy."""
+
+
+def outcome_word(exit_code: int) -> str:
+    """Return the word for an exit code of a run."""
+    return OUTCOMES.get(exit_code, f"EXIT {exit_code}")
+
+
+def report_name(run: RunRow, ending: str) -> str:
+    """Return the dated name of a run's report, e.g. `2026-03-04-050607-01ABC...XYZ.md`."""
+    date, _, time = run.created_at.partition("T")
+    return f"{date}-{time[:8].replace(':', '')}-{run.run_id}.{ending}"
+
+
+def write_report(path: Path, text: str) -> None:
+    """Write a report as UTF-8 with plain line ends, whole or not at all; the folder is made.
+
+    Raises:
+        ReportError: the folder or the file cannot be written.
+    """
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(text.encode("utf-8", "backslashreplace"))
+        partial.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise ReportError(
+            f"{path} cannot be written ({error.strerror}); choose another place with --out or -o"
+        ) from error

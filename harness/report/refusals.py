@@ -1,0 +1,88 @@
+"""When timing deserves no verdict, and when a run should not be quoted: reasons, one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from harness.report.figures import Against, GateSummary, Group
+from harness.stats import MIN_BLOCKS_VERDICT, TOLERANCE, Ratio, percentile
+from harness.store.index import Place
+from harness.store.loaded import BlockRow
+from harness.store.rows import GateRow, RunRow
+
+MAX_DRIFT = 0.10
+"""A speed that changes more than this from the first block to the last calls for a cool-down."""
+
+
+def noise_refusals(noise: Mapping[Place, Against]) -> tuple[str, ...]:
+    """Return a reason for each A/A cell that differs from the baseline it repeats."""
+    return tuple(
+        f"{against.baseline} differs from its own repeat on {place.model} {place.workload} "
+        f"(ratio {against.ratio.estimate:.3f})"
+        for place, against in noise.items()
+        if differs(against.ratio) and against.ratio.estimate is not None
+    )
+
+
+def differs(ratio: Ratio, tolerance: float = TOLERANCE) -> bool:
+    """True when an interval excludes 1 and does not lie within the tolerance."""
+    if ratio.low is None or ratio.high is None:
+        return False
+    excludes = ratio.low > 1 or ratio.high < 1
+    return excludes and not (1 - tolerance < ratio.low and ratio.high < 1 + tolerance)
+
+
+def cell_refusals(place: Place, blocks: Sequence[BlockRow], gates: Sequence[GateRow]) -> list[str]:
+    """Return why the timing of one cell cannot be compared with anything."""
+    reasons = []
+    failed = sum(block.failed for block in blocks)
+    estimated = sum(block.estimated for block in blocks)
+    cached = sum(block.cached_tokens for block in blocks)
+    if failed:
+        reasons.append(f"{place.cell}: {failed} requests failed")
+    if estimated:
+        reasons.append(f"{place.cell}: {estimated} token counts are estimates")
+    if cached:
+        reasons.append(f"{place.cell}: {cached} prompt tokens came from a cache")
+    if any(_is_identity_failure(gate, place) for gate in gates):
+        reasons.append(f"{place.cell}: token ids differ from its reference")
+    return reasons
+
+
+def unquotable(
+    run: RunRow, gates: Sequence[GateSummary], groups: Sequence[Group], refusals: Sequence[str]
+) -> tuple[str, ...]:
+    """Return every reason against quoting a run, each once; stored ones first."""
+    reasons = [*run.unquotable_reasons, *refusals]
+    if run.git_dirty:
+        reasons.append("the working tree has uncommitted changes")
+    if run.blocks < MIN_BLOCKS_VERDICT:
+        reasons.append(f"{run.blocks} blocks; a verdict needs {MIN_BLOCKS_VERDICT}")
+    reasons += [f"gate {gate.name}: {gate.status}" for gate in gates if gate.status != "pass"]
+    if run.blocks >= MIN_BLOCKS_VERDICT and not any(group.noise for group in groups):
+        reasons.append("no baseline was repeated, so the noise is unknown")
+    reasons += drift_reasons(groups)
+    return tuple(dict.fromkeys(reasons))
+
+
+def drift_reasons(groups: Sequence[Group]) -> list[str]:
+    """Return a reason for each group whose cells together drifted too far."""
+    reasons = []
+    for group in groups:
+        change = typical_drift(group)
+        if change is not None and abs(change) > MAX_DRIFT:
+            reasons.append(
+                f"drift too high on {group.model} {group.workload.name}: {100 * change:+.0f} % "
+                "from the first block to the last; let the machine cool down"
+            )
+    return reasons
+
+
+def typical_drift(group: Group) -> float | None:
+    """Return the median drift of a group's cells, None where nothing ran twice."""
+    return percentile([cell.drift for cell in group.cells if cell.drift is not None], 50)
+
+
+def _is_identity_failure(gate: GateRow, place: Place) -> bool:
+    at = (gate.model, gate.workload, gate.cell) == (place.model, place.workload, place.cell)
+    return at and gate.name == "identity" and gate.status == "fail"

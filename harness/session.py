@@ -1,0 +1,292 @@
+"""One `fm run`, from a person's choices to an exit code: prepare, begin or resume, run, conclude.
+
+Everything that can be wrong with the choices, the files or the database is found before the first
+trial and raised as FmError; after that nothing raises, and what happened is in the exit code.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from engine.errors import DownloadError, SettingError
+from engine.models.registry import find_entry, pull
+from harness import gates
+from harness.cell import load_cells
+from harness.choices import Choices
+from harness.conditions import preflight, sample
+from harness.drafters import draft_model_of
+from harness.machine import git_state, read_machine
+from harness.matrix import Matrix, plan_matrix, skip_model
+from harness.partings import Finished
+from harness.planned import (
+    choices_of,
+    finished_trials,
+    pending_trials,
+    plan_trials,
+    run_plan,
+    settings_of,
+)
+from harness.progress import Fetching, Progress
+from harness.report import (
+    ReportError,
+    RunReport,
+    build_report,
+    comparison_rows,
+    report_name,
+    to_json,
+    to_markdown,
+    write_report,
+)
+from harness.resources import cells_dir
+from harness.run import Outcome, Planned, RunLoop
+from harness.store import EvalStore, ModelRow, RunRow, StoreError, new_id, utc_now
+from harness.target import Target
+from harness.workload import load_workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where a run writes.
+
+    Args:
+        reports: folder of the dated reports.
+        json: file of the JSON report, None for none.
+    """
+
+    db: Path
+    reports: Path
+    json: Path | None = None
+
+    def check(self) -> None:
+        """Raise SettingError when a report could not be written after the run."""
+        _check_folder(self.reports, "--out")
+        if self.json is not None:
+            _check_folder(self.json.absolute().parent, "--json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Concluded:
+    """A run that has ended.
+
+    Args:
+        report: None where it was interrupted.
+        notes: what a person should know, one line each.
+    """
+
+    run_id: str
+    exit_code: int
+    report: RunReport | None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """What every run needs.
+
+    Args:
+        progress: shows the run.
+        fetching: makes the callback that shows a download.
+    """
+
+    target: Target
+    places: Places
+    progress: Progress
+    fetching: Fetching
+
+    def start(self, matrix: Matrix) -> Concluded:
+        """Run a new run.
+
+        Raises:
+            FmError: a model, a file or the database is wrong; nothing has been measured.
+        """
+        self.places.check()
+        with EvalStore.open(self.places.db) as store:
+            matrix, models = self._prepared(matrix)
+            run = new_run(matrix)
+            planned = plan_trials(matrix, run.run_id, models)
+            store.begin_run(run_plan(matrix, run, models, planned))
+            return self._carry_out(store, run.run_id, planned, [])
+
+    def resume(self, reference: str) -> Concluded:
+        """Go on with a run that was interrupted, killed or spooled.
+
+        Raises:
+            FmError: there is no such run, it was planned with other files, or as for `start`.
+        """
+        self.places.check()
+        with EvalStore.open_existing(self.places.db) as store:
+            run = store.find_run(reference)
+            matrix, models = self._prepared(matrix_of(choices_of(run)))
+            data = store.load_run(run.run_id)
+            pending_trials(matrix, data, models)
+            store.resume_run(run.run_id)
+            data = store.load_run(run.run_id)
+            planned = pending_trials(matrix, data, models)
+            earlier = finished_trials(matrix, data, models)
+            return self._carry_out(store, run.run_id, planned, earlier)
+
+    def _prepared(self, matrix: Matrix) -> tuple[Matrix, dict[str, ModelRow]]:
+        """Fetch and open every model once; those that cannot be reached are skipped."""
+        models: dict[str, ModelRow] = {}
+        for model in dict.fromkeys(pair.model for pair in matrix.pairs):
+            try:
+                self._fetch(matrix, model)
+                models[model] = self.target.open(model)
+            except DownloadError as error:
+                matrix = skip_model(matrix, model, str(error))
+                models[model] = ModelRow(name=model, source=find_entry(model).source)
+                continue
+            for pair in matrix.pairs:
+                if pair.model == model and not pair.skip_reason:
+                    self.target.check(pair.cell, pair.workload)
+        return matrix, models
+
+    def _fetch(self, matrix: Matrix, model: str) -> None:
+        """Get a model and its drafters onto this machine, with progress."""
+        drafts = {
+            pair.cell.config.draft_model or draft_model_of(model)
+            for pair in matrix.pairs
+            if pair.model == model and pair.cell.config.drafter == "two_model"
+        }
+        for name in (model, *sorted(filter(None, drafts))):
+            pull(name, self.fetching(name))
+
+    def _carry_out(
+        self, store: EvalStore, run_id: str, planned: list[Planned], earlier: list[Finished]
+    ) -> Concluded:
+        store.record_conditions([sample(run_id, "preflight")])
+        loop = RunLoop(
+            store=store,
+            target=self.target,
+            progress=self.progress,
+            observe=lambda trial: sample(run_id, "trial", trial.trial_id),
+        )
+        try:
+            outcome = loop.run(planned, earlier)
+        except StoreError as error:
+            notes = (str(error), resume_hint(run_id, self.places))
+            return Concluded(
+                run_id=run_id, exit_code=gates.EXIT_INCOMPLETE, report=None, notes=notes
+            )
+        finally:
+            self.target.close()
+        return conclude(store, run_id, outcome, self.places)
+
+
+def matrix_of(choices: Choices) -> Matrix:
+    """Return the matrix of a person's choices, from the cells and workloads that exist.
+
+    Raises:
+        FmError: an unknown name, or a file that is wrong.
+    """
+    for model in choices.models:
+        find_entry(model)
+    workloads = {name: load_workload(name) for name in dict.fromkeys(choices.workloads)}
+    return plan_matrix(choices, load_cells(cells_dir()), workloads, draft_model_of)
+
+
+def new_run(matrix: Matrix) -> RunRow:
+    """Return the row of a run that is about to begin on this machine."""
+    machine, git, choices = read_machine(), git_state(), matrix.choices
+    amounts, run_id = choices.amounts(), new_id()
+    return RunRow(
+        run_id=run_id,
+        created_at=utc_now(),
+        tag=f"feature-matrix[{machine.host}]",
+        command=command_of(choices),
+        preset=choices.preset,
+        seed=choices.seed,
+        blocks=amounts.blocks,
+        prompts=amounts.prompts,
+        max_tokens=amounts.max_tokens,
+        settings=settings_of(choices),
+        plan_hash=matrix.digest,
+        git_sha=git.sha,
+        git_dirty=git.is_dirty,
+        environment=machine.as_dict(),
+        machine_refusals=preflight(machine, sample(run_id, "preflight")),
+    )
+
+
+def command_of(choices: Choices) -> str:
+    """Return the command line that repeats a run, every choice spelled out."""
+    parts = [
+        f"fm run --cells {','.join(choices.cells)} --models {','.join(choices.models)}",
+        f"--workloads {','.join(choices.workloads)} --preset {choices.preset}",
+    ]
+    overrides = {
+        "--blocks": choices.blocks,
+        "--prompts": choices.prompts,
+        "--max-tokens": choices.max_tokens,
+    }
+    parts += [f"{flag} {value}" for flag, value in overrides.items() if value is not None]
+    return " ".join([*parts, f"--seed {choices.seed}"])
+
+
+def conclude(store: EvalStore, run_id: str, outcome: Outcome, places: Places) -> Concluded:
+    """Evaluate the gates, write the reports and the end of the run."""
+    again = resume_hint(run_id, places)
+    if outcome.ending == "interrupted":
+        code = gates.EXIT_INTERRUPTED
+        store.finish_run(run_id, status="interrupted", exit_code=code, unquotable_reasons=[])
+        return Concluded(run_id=run_id, exit_code=code, report=None, notes=(again,))
+    problems = [] if outcome.save is None else [outcome.save.reason, again]
+    problems += _stored_verdict(store, run_id, is_unsaved=bool(problems))
+    report = build_report(store.load_run(run_id))
+    code = gates.exit_code(report.gates, is_unsaved=bool(problems))
+    report = replace(report, exit_code=code)
+    written = _written_reports(report, places)
+    if any(isinstance(item, ReportError) for item in written):
+        code = max(code, gates.EXIT_INCOMPLETE) if code != gates.EXIT_CORRECTNESS else code
+    notes = (*problems, f"database: {places.db}", *map(str, written))
+    return Concluded(run_id=run_id, exit_code=code, report=report, notes=notes)
+
+
+def resume_hint(run_id: str, places: Places) -> str:
+    """Return how to go on with a run."""
+    return f"go on with: fm run --resume {run_id} --db {places.db}"
+
+
+def _stored_verdict(store: EvalStore, run_id: str, *, is_unsaved: bool) -> list[str]:
+    """Store gates, ratios and the end of the run; return what the database did not take."""
+    saves = [store.record_gates(run_id, gates.evaluate(store.load_run(run_id)))]
+    report = build_report(store.load_run(run_id))
+    saves.append(store.record_comparisons(run_id, comparison_rows(report)))
+    saves.append(
+        store.finish_run(
+            run_id,
+            status="failed" if is_unsaved else "finished",
+            exit_code=gates.exit_code(report.gates, is_unsaved=is_unsaved),
+            unquotable_reasons=report.unquotable_reasons,
+        )
+    )
+    return list(dict.fromkeys(save.reason for save in saves if not save.saved))
+
+
+def _written_reports(report: RunReport, places: Places) -> list[str | ReportError]:
+    """Write the dated report, and the JSON where it is wanted; return a line for each."""
+    markdown = places.reports / report_name(report.run, "md")
+    files = [("report", markdown, to_markdown(report))]
+    if places.json is not None:
+        files.append(("json", places.json, to_json(report)))
+    lines: list[str | ReportError] = []
+    for kind, path, text in files:
+        try:
+            write_report(path, text)
+            lines.append(f"{kind}: {path}")
+        except ReportError as error:
+            lines.append(error)
+    return lines
+
+
+def _check_folder(folder: Path, flag: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise SettingError(
+            f"{folder} cannot be written ({error.strerror}); give another place with {flag}"
+        ) from error

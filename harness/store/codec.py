@@ -1,0 +1,119 @@
+"""Rows to column values and back: booleans as 0/1, containers as JSON, never a NaN.
+
+The same values serve the database and the spool files, so a spooled row is the stored row.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeAlias, TypeVar
+
+T = TypeVar("T")
+
+Column: TypeAlias = int | float | str | None
+"""What a cell of a table, or a value of a spool line, can be."""
+
+_TEXT_INTEGERS = frozenset({"seed"})
+"""Columns whose integers use all 64 unsigned bits, one more than SQLite's INTEGER has."""
+
+_PLANS: dict[type[Any], tuple[tuple[str, str, Any], ...]] = {}
+"""Filled by _plan: resolving the types of a class takes longer than writing a row."""
+
+
+def encode(row: Any) -> dict[str, Column]:
+    """Return the column values of a row dataclass, by column name."""
+    return {column: _column(name, getattr(row, name)) for name, column, _ in _plan(type(row))}
+
+
+def decode(kind: type[T], columns: Mapping[str, Any]) -> T:
+    """Build a row dataclass from column values; extra columns are left aside."""
+    return kind(**{name: _value(name, hint, columns[column]) for name, column, hint in _plan(kind)})
+
+
+def column_names(kind: type[Any]) -> tuple[str, ...]:
+    """Return the columns of a row dataclass."""
+    return tuple(column for _, column, _ in _plan(kind))
+
+
+def clean(value: Any) -> Any:
+    r"""Return a JSON-like value without NaN, infinities or lone surrogates.
+
+    Non-finite floats become None; numpy scalars become Python numbers; a surrogate that UTF-8
+    cannot carry becomes its escape, e.g. \udc80.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(clean(key)): clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        items = [clean(item) for item in value]
+        return sorted(items, key=repr) if isinstance(value, set | frozenset) else items
+    return clean(str(value))
+
+
+def to_json(value: Any) -> str:
+    """Return compact JSON with sorted keys that a strict parser takes."""
+    return json.dumps(
+        clean(value),
+        ensure_ascii=False,
+        allow_nan=False,
+        sort_keys=True,
+        separators=(",", ":"),
+    )
+
+
+def _column(name: str, value: Any) -> Column:
+    plain = clean(value)
+    if isinstance(plain, bool):
+        return int(plain)
+    if isinstance(plain, list | dict):
+        return to_json(plain)
+    if name in _TEXT_INTEGERS and plain is not None:
+        return str(plain)
+    return typing.cast(Column, plain)
+
+
+def _value(name: str, hint: Any, column: Any) -> Any:
+    if column is None:
+        return None
+    kind = _bare(hint)
+    if kind is tuple:
+        return tuple(json.loads(column))
+    if kind is Mapping:
+        return json.loads(column)
+    if kind is bool:
+        return bool(column)
+    return int(column) if name in _TEXT_INTEGERS else column
+
+
+def _plan(kind: type[Any]) -> tuple[tuple[str, str, Any], ...]:
+    """Return field name, column name and type of each field of a row dataclass."""
+    if kind not in _PLANS:
+        hints = typing.get_type_hints(kind)
+        _PLANS[kind] = tuple(
+            (item.name, item.metadata.get("column", item.name), hints[item.name])
+            for item in fields(kind)
+        )
+    return _PLANS[kind]
+
+
+def _bare(hint: Any) -> Any:
+    """Return the class behind a hint: tuple of `tuple[int, ...] | None`, str of a Literal."""
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        hint = next(part for part in typing.get_args(hint) if part is not type(None))
+    origin = typing.get_origin(hint)
+    if origin is typing.Literal:
+        return str
+    return origin or hint

@@ -1,0 +1,131 @@
+"""What is read back about one run: its rows, and what the views make of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from harness.store.rows import (
+    AcceptRow,
+    CellRow,
+    ConditionRow,
+    DivergenceRow,
+    GateRow,
+    ModelRow,
+    RequestRow,
+    RunRow,
+    TrialRow,
+    WorkloadRow,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureRow:
+    """One figure of one cell, from view v_figure: nearest-rank percentiles over its observations.
+
+    Args:
+        figure: aggregate, e2e (tokens/s, one value a block); per_stream (tokens/s, one a request);
+            ttft, ttft_visible (seconds, one a request); grammar_overhead (percent, one a block);
+            mask_us (microseconds a token, one a block).
+        n: observations.
+    """
+
+    model: str
+    workload: str
+    cell: str
+    figure: str
+    n: int
+    low: float
+    p50: float
+    p95: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRow:
+    """One finished trial, from view v_composition, with the same block's trial of its baseline.
+
+    Args:
+        aggregate_tok_s: tokens a second at full occupancy; None where nothing could be timed.
+        ratio: aggregate_tok_s over the baseline's in the same block.
+        estimated: requests whose token count is an estimate.
+        failed: requests that ended in an error.
+        cached_tokens: prompt tokens served from a prefix cache.
+    """
+
+    model: str
+    workload: str
+    cell: str
+    block: int
+    trial_id: str
+    aggregate_tok_s: float | None
+    e2e_tok_s: float | None
+    baseline: str | None
+    baseline_tok_s: float | None
+    ratio: float | None
+    estimated: int
+    failed: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellTotals:
+    """Counts of one cell over all its blocks, from view v_cell; model to cell are names."""
+
+    model: str
+    workload: str
+    cell: str
+    planned: int
+    done: int
+    failed: int
+    skipped: int
+    pending: int
+    requests: int
+    failed_requests: int
+    empty_replies: int
+    one_token_replies: int
+    tokens: int
+    drafted: int | None
+    accepted: int | None
+    target_calls: int | None
+    illegal_drafts: int | None
+    graded: int
+    conforming: int
+    field_accuracy: float | None
+    peak_mlx_bytes: int | None
+    peak_rss_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptPoint:
+    """Drafts of one cell at one draft position, from view v_accept_curve."""
+
+    model: str
+    workload: str
+    cell: str
+    position: int = field(metadata={"column": "pos"})
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunData:
+    """Everything stored about one run, in a fixed order: same rows, same value.
+
+    Args:
+        figures, blocks, totals, accept_curve: what the views say of it.
+    """
+
+    run: RunRow
+    models: tuple[ModelRow, ...]
+    workloads: tuple[WorkloadRow, ...]
+    cells: tuple[CellRow, ...]
+    trials: tuple[TrialRow, ...]
+    requests: tuple[RequestRow, ...]
+    accepts: tuple[AcceptRow, ...]
+    divergences: tuple[DivergenceRow, ...]
+    conditions: tuple[ConditionRow, ...]
+    gates: tuple[GateRow, ...]
+    figures: tuple[FigureRow, ...]
+    blocks: tuple[BlockRow, ...]
+    totals: tuple[CellTotals, ...]
+    accept_curve: tuple[AcceptPoint, ...]

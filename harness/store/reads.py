@@ -1,0 +1,122 @@
+"""The statements that read rows; every result has a fixed order."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TypeVar
+
+from harness.store.codec import decode
+from harness.store.loaded import AcceptPoint, BlockRow, CellTotals, FigureRow, RunData
+from harness.store.rows import (
+    AcceptRow,
+    CellRow,
+    ConditionRow,
+    DivergenceRow,
+    GateRow,
+    ModelRow,
+    RequestRow,
+    RunRow,
+    TrialRow,
+    WorkloadRow,
+)
+
+T = TypeVar("T")
+
+_RUNS = (
+    "SELECT r.*, e.content FROM runs AS r JOIN environments AS e ON e.content_hash = environment"
+)
+_NEWEST_FIRST = "ORDER BY created_at DESC, run_id DESC"
+_OF_RUN = "SELECT trial_id FROM trials WHERE run_id = ?"
+_NAMES = "model, workload, cell"
+
+
+def newest_runs(raw: sqlite3.Connection, limit: int) -> tuple[RunRow, ...]:
+    """Return the newest runs, newest first."""
+    return tuple(map(_run, raw.execute(f"{_RUNS} {_NEWEST_FIRST} LIMIT ?", (limit,))))
+
+
+def runs_beginning_with(raw: sqlite3.Connection, prefix: str) -> tuple[RunRow, ...]:
+    """Return the runs whose id begins so, newest first."""
+    query = f"{_RUNS} WHERE substr(run_id, 1, ?) = ? {_NEWEST_FIRST}"
+    return tuple(map(_run, raw.execute(query, (len(prefix), prefix))))
+
+
+def pending_trials(raw: sqlite3.Connection, run_id: str) -> tuple[TrialRow, ...]:
+    """Return the trials of a run that still have to run, in the order of the plan."""
+    query = """
+        SELECT * FROM trials WHERE run_id = ? AND status = 'pending'
+        ORDER BY block, order_in_block, trial_id
+    """
+    return _rows(raw, TrialRow, query, run_id)
+
+
+def run_data(raw: sqlite3.Connection, run_id: str) -> RunData | None:
+    """Return everything about one run, None when there is no such run."""
+    found = raw.execute(f"{_RUNS} WHERE run_id = ?", (run_id,)).fetchone()
+    if found is None:
+        return None
+    return RunData(
+        run=_run(found),
+        models=_named(raw, ModelRow, "models", "key", "model", run_id),
+        workloads=_named(raw, WorkloadRow, "workloads", "content_hash", "workload", run_id),
+        cells=_named(raw, CellRow, "cells", "content_hash", "cell", run_id),
+        trials=_rows(
+            raw,
+            TrialRow,
+            "SELECT * FROM trials WHERE run_id = ? ORDER BY block, order_in_block, trial_id",
+            run_id,
+        ),
+        requests=_of_trials(raw, RequestRow, "requests", "position", run_id),
+        accepts=_of_trials(raw, AcceptRow, "accept_pos", "pos", run_id),
+        divergences=_of_trials(
+            raw, DivergenceRow, "divergences", "prompt_id, reference, position", run_id
+        ),
+        conditions=_of_run(raw, ConditionRow, "conditions", "sampled_at, phase", run_id),
+        gates=_of_run(raw, GateRow, "gates", f"name, {_NAMES}", run_id),
+        figures=_of_run(raw, FigureRow, "v_figure", f"{_NAMES}, figure", run_id),
+        blocks=_of_run(raw, BlockRow, "v_composition", f"{_NAMES}, block", run_id),
+        totals=_of_run(raw, CellTotals, "v_cell", _NAMES, run_id),
+        accept_curve=_of_run(raw, AcceptPoint, "v_accept_curve", f"{_NAMES}, pos", run_id),
+    )
+
+
+def problems(raw: sqlite3.Connection) -> tuple[str, ...]:
+    """Return what SQLite's own checks find wrong."""
+    found = [row[0] for row in raw.execute("PRAGMA integrity_check")]
+    broken = [f"{row[0]} row {row[1]} refers to no {row[2]}" for row in _foreign_keys(raw)]
+    return tuple(text for text in found if text != "ok") + tuple(broken)
+
+
+def _foreign_keys(raw: sqlite3.Connection) -> list[sqlite3.Row]:
+    return raw.execute("PRAGMA foreign_key_check").fetchall()
+
+
+def _run(row: sqlite3.Row) -> RunRow:
+    return decode(RunRow, {**dict(row), "environment": row["content"]})
+
+
+def _rows(raw: sqlite3.Connection, kind: type[T], query: str, *values: str) -> tuple[T, ...]:
+    return tuple(decode(kind, dict(row)) for row in raw.execute(query, values))
+
+
+def _named(
+    raw: sqlite3.Connection, kind: type[T], table: str, key: str, column: str, run_id: str
+) -> tuple[T, ...]:
+    query = f"""
+        SELECT * FROM {table} WHERE {key} IN (SELECT {column} FROM trials WHERE run_id = ?)
+        ORDER BY name, {key}
+    """
+    return _rows(raw, kind, query, run_id)
+
+
+def _of_trials(
+    raw: sqlite3.Connection, kind: type[T], table: str, order: str, run_id: str
+) -> tuple[T, ...]:
+    query = f"SELECT * FROM {table} WHERE trial_id IN ({_OF_RUN}) ORDER BY trial_id, {order}"
+    return _rows(raw, kind, query, run_id)
+
+
+def _of_run(
+    raw: sqlite3.Connection, kind: type[T], table: str, order: str, run_id: str
+) -> tuple[T, ...]:
+    return _rows(raw, kind, f"SELECT * FROM {table} WHERE run_id = ? ORDER BY {order}", run_id)

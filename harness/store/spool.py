@@ -1,0 +1,125 @@
+"""Spool files: JSONL that holds what the database could not take, until it can.
+
+One file per run and process. A line is written whole or not at all, and is on the disk before the
+call returns.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.store.codec import to_json
+from harness.store.connection import StoreError
+
+SPOOL_KINDS: dict[str, frozenset[str]] = {
+    "trial": frozenset({"trial", "requests", "accepts"}),
+    "condition": frozenset({"run_id", "sampled_at", "phase"}),
+    "divergence": frozenset({"trial_id", "prompt_id", "reference", "position"}),
+}
+"""What a line can hold, with the keys it must have; all else a run writes can be made again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolLine:
+    """One line: `kind` is one of SPOOL_KINDS, None when the line cannot be read."""
+
+    kind: str | None
+    content: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Spool:
+    """The two folders a database spools to: the one beside it, else one in the temp folder."""
+
+    beside: Path
+    temp: Path
+
+    @classmethod
+    def of(cls, database: Path) -> Spool:
+        """Return the spool of a database file."""
+        owner = os.getuid() if hasattr(os, "getuid") else "user"
+        temp = Path(tempfile.gettempdir()) / f"fm-spool-{owner}"
+        return cls(database.parent / "spool", temp)
+
+    def append(self, run_id: str, kind: str, content: Mapping[str, Any]) -> Path:
+        """Write one line and return its file; StoreError when neither folder takes it."""
+        data = (to_json({"kind": kind, **content}) + "\n").encode()
+        problems = []
+        for folder in (self.beside, self.temp):
+            path = folder / f"{run_id}-{os.getpid()}.jsonl"
+            try:
+                self._make(folder)
+                _append(path, data)
+            except OSError as error:
+                problems.append(f"{path} ({error.strerror})")
+            else:
+                return path
+        raise StoreError(
+            f"a finished trial can be saved nowhere: {', '.join(problems)}; free space, then "
+            "resume the run"
+        )
+
+    def files(self, run_id: str = "") -> tuple[Path, ...]:
+        """Return the spool files of one run, or of all runs."""
+        pattern = f"{run_id or '*'}-*.jsonl"
+        folders = [self.beside, *([self.temp] if _is_private(self.temp) else [])]
+        return tuple(path for folder in folders for path in sorted(folder.glob(pattern)))
+
+    def _make(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if folder == self.temp and not _is_private(folder):
+            raise PermissionError(errno.EPERM, "it belongs to another user", str(folder))
+
+
+def read_spool(path: Path) -> Iterator[SpoolLine]:
+    """Yield the lines of a spool file; one that is cut or garbled has kind None."""
+    try:
+        text = path.read_bytes().decode("utf-8", "replace")
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read ({error.strerror}); name a spool file") from error
+    for line in text.split("\n"):
+        if line.strip():
+            yield _parse(line)
+
+
+def _parse(line: str) -> SpoolLine:
+    try:
+        content = json.loads(line)
+    except ValueError:
+        return SpoolLine(None, {})
+    kind = content.get("kind") if isinstance(content, dict) else None
+    if not isinstance(kind, str) or kind not in SPOOL_KINDS:
+        return SpoolLine(None, {})
+    return SpoolLine(kind, content) if SPOOL_KINDS[kind] <= content.keys() else SpoolLine(None, {})
+
+
+def _append(path: Path, data: bytes) -> None:
+    """Append to a file, undoing a half-written line; OSError when it cannot be done."""
+    with path.open("ab", buffering=0) as file:
+        start = file.seek(0, os.SEEK_END)
+        try:
+            if file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, "only a part was written", str(path))
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(start)
+            raise
+
+
+def _is_private(folder: Path) -> bool:
+    """True for a folder of this user alone: a shared temp folder may hold a stranger's."""
+    try:
+        status = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and (
+        not hasattr(os, "getuid") or status.st_uid == os.getuid()
+    )

@@ -1,0 +1,265 @@
+"""EvalStore: the one way into the eval database."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from engine.errors import UnknownNameError
+from harness.store import reads, writes
+from harness.store.codec import encode, to_json
+from harness.store.connection import Connection, StoreError
+from harness.store.loaded import RunData
+from harness.store.rows import (
+    ComparisonRow,
+    ConditionRow,
+    DivergenceRow,
+    GateRow,
+    ImportOutcome,
+    RunPlan,
+    RunRow,
+    SaveOutcome,
+    TrialRecord,
+    TrialRow,
+    utc_now,
+)
+from harness.store.spool import Spool, read_spool
+
+Writer = Callable[[sqlite3.Connection, Mapping[str, Any]], bool]
+
+_WRITERS: dict[str, Writer] = {
+    "trial": writes.write_trial,
+    "condition": writes.write_condition,
+    "divergence": writes.write_divergence,
+}
+"""How a spooled observation of each kind gets into the database; True when it was new."""
+
+
+class EvalStore:
+    """The eval database of one file; every method may be called from any thread.
+
+    Writes of observations (record_*) do not raise for a locked, full or read-only database: they
+    wait and retry, then spool to a JSONL file and say so in the outcome. Only when no spool file
+    can be written either do they raise StoreError. Call them outside the measured window.
+    """
+
+    def __init__(self, connection: Connection, spool: Spool) -> None:
+        self._connection = connection
+        self._spool = spool
+        self._run_id = ""
+
+    @classmethod
+    def open(cls, path: Path, *, lock_wait_s: float = 60.0) -> Self:
+        """Open or create the database and bring it to the present schema.
+
+        Raises:
+            StoreError: the folder cannot be made, is read-only or full, or the file is no database.
+        """
+        return cls(Connection(path, lock_wait_s), Spool.of(path))
+
+    @classmethod
+    def open_existing(cls, path: Path, *, lock_wait_s: float = 60.0) -> Self:
+        """Open a database that must be there already; StoreError when it is not."""
+        if not path.is_file():
+            raise StoreError(f"there is no database {path}; run `fm run` first, or name it: --db")
+        return cls.open(path, lock_wait_s=lock_wait_s)
+
+    @property
+    def path(self) -> Path:
+        """The database file."""
+        return self._connection.path
+
+    @property
+    def journal_mode(self) -> str:
+        """`wal`, or what the file system grants instead (`delete` on most network folders)."""
+        return self._connection.journal_mode
+
+    def begin_run(self, plan: RunPlan) -> None:
+        """Write the run and all its trials in one transaction.
+
+        Trials are written as given: `pending`, or `skipped` with a reason. Raises StoreError when
+        the database does not take it; nothing has been measured then.
+        """
+        self._connection.write(lambda raw: writes.insert_plan(raw, plan))
+        self._run_id = plan.run.run_id
+
+    def resume_run(self, run_id: str) -> RunRow:
+        """Take in the run's spool files, set its status to running and return it."""
+        for path in self.spool_files(run_id):
+            self.import_spool(path)
+        self._connection.write(lambda raw: writes.set_status(raw, run_id, "running"))
+        self._run_id = run_id
+        return self.find_run(run_id)
+
+    def find_run(self, reference: str) -> RunRow:
+        """Return the run of `latest`, an id, or an unambiguous beginning of one.
+
+        Raises:
+            UnknownNameError: no run matches; the newest ones are listed.
+            StoreError: several runs match, or there is none at all.
+        """
+        newest = self.list_runs(10)
+        if not newest:
+            raise StoreError(f"{self.path} holds no runs yet; run `fm run` first")
+        if reference == "latest":
+            return newest[0]
+        prefix = reference.strip().upper()
+        found = self._connection.read(lambda raw: reads.runs_beginning_with(raw, prefix))
+        if not prefix or not found:
+            known = [run.run_id for run in newest]
+            raise UnknownNameError("run", reference, ["latest", *known])
+        if len(found) > 1:
+            ids = ", ".join(run.run_id for run in found[:10])
+            raise StoreError(f"run {reference!r} is the beginning of several: {ids}; give more")
+        return found[0]
+
+    def list_runs(self, limit: int = 50) -> tuple[RunRow, ...]:
+        """Return the newest runs, newest first."""
+        return self._connection.read(lambda raw: reads.newest_runs(raw, limit))
+
+    def pending_trials(self, run_id: str) -> tuple[TrialRow, ...]:
+        """Return the trials that still have to run, by block and order in it."""
+        return self._connection.read(lambda raw: reads.pending_trials(raw, run_id))
+
+    def load_run(self, run_id: str) -> RunData:
+        """Return everything stored about a run; UnknownNameError for an id that is not there."""
+        data = self._connection.read(lambda raw: reads.run_data(raw, run_id))
+        if data is None:
+            raise UnknownNameError("run", run_id, [run.run_id for run in self.list_runs(10)])
+        return data
+
+    def record_trial(self, record: TrialRecord) -> SaveOutcome:
+        """Store a trial (status done, failed or skipped) with all its requests, in one transaction.
+
+        A trial that is no longer pending is left as it is: the same record twice is stored once.
+        After an outcome with `saved` False the run should end with exit code 6; it is resumable.
+        """
+        assert record.trial.status != "pending", "a pending trial has nothing to record"
+        content = {
+            "trial": encode(record.trial),
+            "requests": [encode(row) for row in record.requests],
+            "accepts": [encode(row) for row in record.accepts],
+        }
+        return self._record(record.trial.run_id, "trial", [content])
+
+    def record_conditions(self, rows: Sequence[ConditionRow]) -> SaveOutcome:
+        """Store samples of the machine's state; all of one run."""
+        return self._record(rows[0].run_id if rows else "", "condition", list(map(encode, rows)))
+
+    def record_divergences(self, rows: Sequence[DivergenceRow]) -> SaveOutcome:
+        """Store the oracle's judgement of replies of the run that was begun or resumed last."""
+        return self._record(self._run_id, "divergence", list(map(encode, rows)))
+
+    def record_gates(self, run_id: str, rows: Sequence[GateRow]) -> SaveOutcome:
+        """Replace the run's gates."""
+        return self._conclude(lambda raw: writes.replace_gates(raw, run_id, rows))
+
+    def record_comparisons(self, run_id: str, rows: Sequence[ComparisonRow]) -> SaveOutcome:
+        """Replace the run's comparisons."""
+        return self._conclude(lambda raw: writes.replace_comparisons(raw, run_id, rows))
+
+    def finish_run(
+        self,
+        run_id: str,
+        *,
+        status: Literal["finished", "interrupted", "failed"],
+        exit_code: int,
+        unquotable_reasons: Sequence[str],
+    ) -> SaveOutcome:
+        """Write how the run ended; quotable is one that finished and passed without a reason."""
+        columns = {
+            "status": status,
+            "exit_code": exit_code,
+            "quotable": int(status == "finished" and exit_code == 0 and not unquotable_reasons),
+            "unquotable_reasons": to_json(list(unquotable_reasons)),
+            "finished_at": utc_now(),
+        }
+        return self._conclude(lambda raw: writes.finish_run(raw, run_id, columns))
+
+    def spool_files(self, run_id: str = "") -> tuple[Path, ...]:
+        """Return the spool files that wait to be taken in, of one run or of all."""
+        return self._spool.files(run_id)
+
+    def import_spool(self, path: Path) -> ImportOutcome:
+        """Take in a spool file; lines the database has already are skipped, then it is removed.
+
+        A file with unreadable lines is kept, under the added ending `.damaged`.
+        """
+        counts = {True: 0, False: 0, None: 0}
+        for line in read_spool(path):
+            taken = self._take_in(line.kind, line.content) if line.kind else None
+            counts[taken] += 1
+        if counts[None]:
+            path.replace(path.with_name(path.name + ".damaged"))
+        else:
+            path.unlink()
+        return ImportOutcome(imported=counts[True], known=counts[False], damaged=counts[None])
+
+    def consistent_copy(self, destination: Path) -> None:
+        """Copy the database, also during a run, into one file without side files."""
+        partial = destination.with_name(f"{destination.name}.{os.getpid()}.partial")
+        try:
+            self._connection.copy(partial)
+            partial.replace(destination)
+        except OSError as error:
+            raise StoreError(
+                f"{destination} cannot be written ({error.strerror}); choose another file"
+            ) from error
+        finally:
+            with suppress(OSError):
+                partial.unlink()
+
+    def integrity_problems(self) -> tuple[str, ...]:
+        """Return what PRAGMA integrity_check and foreign_key_check find; empty is sound."""
+        return self._connection.read(reads.problems)
+
+    def close(self) -> None:
+        """Close the connection; the store cannot be used after."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _record(self, run_id: str, kind: str, contents: Sequence[Mapping[str, Any]]) -> SaveOutcome:
+        """Write observations of one kind in one transaction, else spool them."""
+
+        def write_all(raw: sqlite3.Connection) -> None:
+            for content in contents:
+                _WRITERS[kind](raw, content)
+
+        outcome = self._conclude(write_all)
+        if outcome.saved:
+            return outcome
+        files = [self._spool.append(run_id, kind, content) for content in contents]
+        return SaveOutcome(
+            saved=False, spool=files[-1], reason=f"{outcome.reason}; kept in {files[-1]}"
+        )
+
+    def _conclude(self, change: Callable[[sqlite3.Connection], None]) -> SaveOutcome:
+        try:
+            self._connection.write(change)
+        except StoreError as error:
+            return SaveOutcome(saved=False, reason=str(error))
+        return SaveOutcome(saved=True)
+
+    def _take_in(self, kind: str, content: Mapping[str, Any]) -> bool:
+        try:
+            return self._connection.write(lambda raw: _WRITERS[kind](raw, content))
+        except sqlite3.IntegrityError as error:
+            raise StoreError(
+                f"a spooled {kind} does not fit {self.path} ({error}); name the database the run "
+                "was planned in with --db"
+            ) from error

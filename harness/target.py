@@ -1,0 +1,83 @@
+"""What a run measures: the seam between the run loop and whatever produces tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from harness.cell import Cell
+from harness.store.rows import DivergenceRow, ModelRow, TrialRecord, TrialRow
+from harness.workload import Prompt, Workload
+
+OnTokens = Callable[[int], None]
+"""Called between steps with the number of tokens that were emitted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialJob:
+    """What one trial has to do.
+
+    Args:
+        trial: the planned row, which the record fills in.
+        prompts: a multiple of the cell's rows.
+        max_tokens: most tokens of one reply.
+    """
+
+    trial: TrialRow
+    cell: Cell
+    workload: Workload
+    prompts: tuple[Prompt, ...]
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parting:
+    """A reply that is not the reference's reply to the same prompt.
+
+    Args:
+        trial_id: of the cell under test.
+        reference: canonical name of the cell it must equal.
+        reply, expected: emitted ids of both.
+        reply_ended, expected_ended: True where the row stopped by itself, not at its budget.
+    """
+
+    trial_id: str
+    reference: str
+    cell: Cell
+    workload: Workload
+    prompt: Prompt
+    max_tokens: int
+    reply: tuple[int, ...]
+    expected: tuple[int, ...]
+    reply_ended: bool
+    expected_ended: bool
+
+
+class Target(Protocol):
+    """Runs trials on one model at a time."""
+
+    def open(self, model: str) -> ModelRow:
+        """Load a model and say what was loaded; a model that is open already stays open.
+
+        Raises:
+            DownloadError: it cannot be reached.
+            ModelError: it was reached and cannot be used.
+        """
+        ...
+
+    def check(self, cell: Cell, workload: Workload) -> None:
+        """Raise FmError when the open model cannot run this cell on this workload."""
+        ...
+
+    def run(self, job: TrialJob, on_tokens: OnTokens) -> TrialRecord:
+        """Run one trial; the first one of a cell on a workload is preceded by a warm-up."""
+        ...
+
+    def judge(self, parting: Parting) -> Sequence[DivergenceRow]:
+        """Say where a reply departs from the oracle, and how close the call was there."""
+        ...
+
+    def close(self) -> None:
+        """Free everything; safe to call twice."""
+        ...

@@ -1,0 +1,72 @@
+"""Look-up drafting proposes what really followed, cheaply, and only where it pays."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.config import EngineConfig
+from engine.draft.ngram import MAX_MATCH, NgramDrafter
+from engine.draft.source import DraftRequest
+from engine.request import Request
+from engine.routing import route
+from engine.sequence import Sequence
+from engine.text import TextStream
+
+
+def row(ids: list[int]) -> Sequence:
+    """A sequence with a prompt."""
+    request = Request(prompt_ids=tuple(ids), request_id="r")
+    return Sequence(request, route(EngineConfig(), request), 0, TextStream(lambda _: b"", ()))
+
+
+def longest_match(ids: list[int]) -> tuple[int, int]:
+    """The same look-up by brute force: (match length, index of what followed)."""
+    for length in range(min(MAX_MATCH, len(ids)), 0, -1):
+        suffix = ids[len(ids) - length :]
+        for end in range(len(ids) - 1, length - 1, -1):
+            if ids[end - length : end] == suffix:
+                return length, end
+    return 0, 0
+
+
+@given(ids=st.lists(st.integers(0, 3), min_size=1, max_size=40), budget=st.integers(1, 8))
+def test_a_fresh_row_is_offered_what_followed_its_longest_recent_match(
+    ids: list[int], budget: int
+) -> None:
+    length, end = longest_match(ids)
+    proposal = NgramDrafter().propose([DraftRequest(row(ids), budget)])[0]
+    assert proposal == (ids[end : end + budget] if length else [])
+
+
+@given(
+    ids=st.lists(st.integers(0, 3), min_size=1, max_size=10),
+    more=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), max_size=6),
+)
+def test_an_index_grown_step_by_step_finds_what_a_fresh_one_finds(
+    ids: list[int], more: list[list[int]]
+) -> None:
+    grown, sequence = NgramDrafter(), row(ids)
+    for tokens in more:
+        grown.propose([DraftRequest(sequence, 4)])
+        sequence.ids.extend(tokens)
+    fresh = NgramDrafter().propose([DraftRequest(row(sequence.ids), 4)])
+    assert grown.propose([DraftRequest(sequence, 4)]) == fresh
+
+
+def test_a_match_length_that_never_pays_stops_drafting_and_gets_another_try() -> None:
+    drafter, sequence = NgramDrafter(), row([1, 2, 9, 3, 2])
+    lengths = []
+    for _ in range(60):
+        lengths.append(len(drafter.propose([DraftRequest(sequence, 4)])[0]))
+        drafter.commit(sequence, 0)
+    assert lengths[0] > 0
+    assert 0 < sum(length > 0 for length in lengths) < 30
+
+
+def test_closing_a_row_forgets_it_and_closing_twice_is_harmless() -> None:
+    drafter, sequence = NgramDrafter(), row([1, 2, 1])
+    drafter.propose([DraftRequest(sequence, 2)])
+    drafter.close(sequence)
+    drafter.close(sequence)
+    assert not drafter._rows

@@ -1,0 +1,326 @@
+"""What a report says follows from the rows, and it says why it does not say more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.report import RunReport, build_report, comparison_rows
+from harness.report.figures import Against, CellFigures
+from harness.store import EvalStore
+from tests.harness.report.full_run import failed_run, full_run
+from tests.harness.store.sample_run import EXTRACT, Sample, reply
+
+
+def report_of(sample: Sample, folder: Path) -> RunReport:
+    return build_report(sample.load(folder))
+
+
+def figures(report: RunReport, cell: str, workload: str = "short-chat") -> CellFigures:
+    (found,) = [
+        item for item in report.cells if item.place.cell == cell and item.place.workload == workload
+    ]
+    return found
+
+
+def blocks(**speeds: list[float]) -> Sample:
+    """Return a run of the cells serial, spec, aa with these speeds block by block."""
+    names = {"serial": "serial", "spec": "serial+spec", "aa": "serial@aa", "batch": "batch4"}
+    count = max(map(len, speeds.values()))
+    sample = Sample(run={"blocks": count})
+    for word, values in speeds.items():
+        for block, tok_s in enumerate(values):
+            sample.add(names[word], block, tok_s)
+    return sample
+
+
+def main(report: RunReport, cell: str) -> Against:
+    found = figures(report, cell).main
+    assert found is not None
+    return found
+
+
+def test_a_ratio_is_taken_within_blocks_so_a_slowing_machine_does_not_matter(
+    tmp_path: Path,
+) -> None:
+    """Speed falls by 1 % a trial; the order changes from block to block, as in a real run."""
+    sample = Sample(run={"blocks": 6})
+    speed = 100.0
+    for block in range(6):
+        names = ["serial", "serial+spec", "batch4"]
+        for name in names[block % 3 :] + names[: block % 3]:
+            sample.add(name, block, speed)
+            speed *= 0.99
+    report = report_of(sample, tmp_path)
+    ratio = main(report, "serial+spec").ratio
+    assert ratio.estimate == pytest.approx(1.0, abs=0.02)
+    assert ratio.verdict == "same"
+    assert figures(report, "serial").drift == pytest.approx(0.99**17 - 1, abs=0.03)
+    assert any("drift too high" in reason for reason in report.unquotable_reasons)
+    assert any("cool down" in reason for reason in report.unquotable_reasons)
+
+
+def test_order_and_start_of_every_trial_are_stored(tmp_path: Path) -> None:
+    sample = Sample()
+    sample.add("serial", started_at="2026-03-04T05:06:07Z")
+    sample.add("serial+spec", started_at="2026-03-04T05:07:07Z")
+    trials = sample.load(tmp_path).trials
+    assert [(trial.block, trial.order_in_block, trial.started_at) for trial in trials] == [
+        (0, 0, "2026-03-04T05:06:07Z"),
+        (0, 1, "2026-03-04T05:07:07Z"),
+    ]
+
+
+def test_speeds_are_medians_over_blocks(tmp_path: Path) -> None:
+    report = report_of(blocks(serial=[10.0, 30.0, 20.0]), tmp_path)
+    assert figures(report, "serial").speed.aggregate == pytest.approx(20.0)
+    assert figures(report, "serial").num_blocks == 3
+
+
+def test_each_ratio_of_a_cell_is_there_once(tmp_path: Path) -> None:
+    report = report_of(full_run(), tmp_path)
+    names = {
+        name: [item.baseline for item in figures(report, name, "json-extract").ratios]
+        for name in ("serial", "serial+grammar", "serial+spec+grammar", "batch4", "mlx-lm")
+    }
+    assert names == {
+        "serial": ["mlx-lm"],
+        "serial+grammar": ["serial", "mlx-lm"],
+        "serial+spec+grammar": ["serial+grammar", "serial", "mlx-lm"],
+        "batch4": ["serial"],
+        "mlx-lm": ["serial"],
+    }
+
+
+def test_a_clean_run_is_quotable_and_says_what_it_found(tmp_path: Path) -> None:
+    report = report_of(full_run(), tmp_path)
+    assert report.unquotable_reasons == ()
+    assert report.exit_code == 0
+    cell = figures(report, "serial+spec+grammar", "json-extract")
+    assert cell.main is not None
+    assert cell.main.baseline == "serial+grammar"
+    assert cell.main.ratio.verdict == "faster"
+    assert cell.main.ratio.wins == 7
+    assert cell.grammar is not None
+    assert cell.grammar.overhead_pct == pytest.approx(1.0)
+    assert cell.grammar.mask_us_per_token == pytest.approx(21.0)
+    assert cell.grammar.free_ratio_pct == pytest.approx(100 * 31 / 26, rel=0.02)
+    assert cell.conforming is not None
+    assert (cell.conforming.n, cell.conforming.ok) == (28, 28)
+    assert cell.conforming.lower_bound == pytest.approx(0.05 ** (1 / 28))
+    assert cell.acceptance is not None
+    assert cell.acceptance.rate == 0.625
+    assert cell.acceptance.per_position == ((112, 84), (70, 42), (42, 14))
+
+
+def test_a_repeated_baseline_is_the_noise_floor_and_no_row_of_its_own(tmp_path: Path) -> None:
+    report = report_of(full_run(), tmp_path)
+    assert all(group.noise is not None for group in report.groups)
+    assert "serial@aa" not in {cell.place.cell for cell in report.cells}
+
+
+def test_a_baseline_that_differs_from_itself_takes_every_verdict(tmp_path: Path) -> None:
+    steady = [20.0, 20.1, 19.9, 20.0, 20.1, 19.9]
+    faster = [value * 1.3 for value in steady]
+    shifted = [value * 1.08 for value in steady]
+    report = report_of(blocks(serial=steady, spec=faster, aa=shifted), tmp_path)
+    ratio = main(report, "serial+spec").ratio
+    assert ratio.estimate == pytest.approx(1.3)
+    assert ratio.verdict is None
+    assert "serial differs from its own repeat" in ratio.refusals[0]
+    assert not report.is_quotable
+
+
+def test_noise_within_the_tolerance_takes_nothing(tmp_path: Path) -> None:
+    steady = [20.0, 20.1, 19.9, 20.0, 20.1, 19.9]
+    faster = [value * 1.3 for value in steady]
+    shifted = [value * 1.01 for value in steady]
+    report = report_of(blocks(serial=steady, spec=faster, aa=shifted), tmp_path)
+    assert main(report, "serial+spec").ratio.verdict == "faster"
+
+
+def test_a_long_run_without_a_repeated_baseline_is_not_quotable(tmp_path: Path) -> None:
+    report = report_of(blocks(serial=[20.0] * 6), tmp_path)
+    assert report.unquotable_reasons == ("no baseline was repeated, so the noise is unknown",)
+
+
+REFUSED: dict[str, tuple[Callable[[Sample], object], str]] = {
+    "a failed request": (
+        lambda run: run.add("serial+spec", 9, replies=[reply(), reply("p2", status="error")]),
+        "1 requests failed",
+    ),
+    "an estimated count": (
+        lambda run: run.add("serial", 9, replies=[reply(count_source="estimated")]),
+        "1 token counts are estimates",
+    ),
+    "a warm prefix cache": (
+        lambda run: run.add("serial+spec", 9, replies=[reply(cached_tokens=64)]),
+        "64 prompt tokens came from a cache",
+    ),
+    "other token ids": (
+        lambda run: (
+            run.add("serial", 9, replies=[reply("p9", (1,))]),
+            run.add("serial+spec", 9, replies=[reply("p9", (2,))]),
+        ),
+        "token ids differ from its reference",
+    ),
+}
+
+
+@pytest.mark.parametrize(("spoil", "reason"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_spoiled_cell_gets_no_verdict(
+    tmp_path: Path, spoil: Callable[[Sample], object], reason: str
+) -> None:
+    steady = [20.0, 20.1, 19.9, 20.0, 20.1, 19.9]
+    sample = blocks(serial=steady, spec=[value * 1.3 for value in steady])
+    spoil(sample)
+    ratio = main(report_of(sample, tmp_path), "serial+spec").ratio
+    assert ratio.verdict is None
+    assert any(reason in text for text in ratio.refusals)
+
+
+def test_an_estimated_count_takes_no_part_in_a_comparison(tmp_path: Path) -> None:
+    sample = blocks(serial=[20.0, 20.0])
+    sample.add("serial+spec", 0, 30.0)
+    sample.add("serial+spec", 1, 99.0, replies=[reply(count_source="estimated")])
+    ratio = main(report_of(sample, tmp_path), "serial+spec").ratio
+    assert (ratio.n, ratio.estimate) == (1, pytest.approx(1.5))
+    assert {row.count_source for row in sample.load(tmp_path / "again").requests} == {
+        "engine",
+        "estimated",
+    }
+
+
+def test_a_machine_that_is_not_fit_takes_every_verdict(tmp_path: Path) -> None:
+    steady = [20.0, 20.1, 19.9, 20.0, 20.1, 19.9]
+    sample = blocks(serial=steady, spec=[value * 1.3 for value in steady])
+    sample.run = {"blocks": 6, "machine_refusals": ("load is 7.1 on 2 cores",)}
+    report = report_of(sample, tmp_path)
+    assert main(report, "serial+spec").ratio.refusals == ("load is 7.1 on 2 cores",)
+    assert "load is 7.1 on 2 cores" in report.unquotable_reasons
+
+
+def test_short_runs_are_provisional_and_not_quotable(tmp_path: Path) -> None:
+    report = report_of(full_run(blocks=3), tmp_path)
+    verdicts = {item.ratio.verdict for cell in report.cells for item in cell.ratios}
+    assert verdicts == {"provisional"}
+    assert report.unquotable_reasons == ("3 blocks; a verdict needs 6",)
+
+
+def test_uncommitted_changes_and_open_gates_are_reasons(tmp_path: Path) -> None:
+    sample = failed_run()
+    sample.run = {"git_dirty": True}
+    report = report_of(sample, tmp_path)
+    assert "the working tree has uncommitted changes" in report.unquotable_reasons
+    assert "gate conformance: fail" in report.unquotable_reasons
+    assert "gate completeness: incomplete" in report.unquotable_reasons
+    assert report.exit_code == 3
+
+
+def test_stored_reasons_stay_and_are_not_repeated(tmp_path: Path) -> None:
+    sample = full_run(blocks=3)
+    with EvalStore.open(tmp_path / "fm.db") as store:
+        sample.store_in(store)
+        first = build_report(store.load_run(sample.run_id))
+        store.record_gates(sample.run_id, first.gates)
+        store.record_comparisons(sample.run_id, comparison_rows(first))
+        store.finish_run(
+            sample.run_id,
+            status="finished",
+            exit_code=first.exit_code,
+            unquotable_reasons=["on battery", *first.unquotable_reasons],
+        )
+        second = build_report(store.load_run(sample.run_id))
+    assert second.unquotable_reasons == ("on battery", *first.unquotable_reasons)
+    assert second.groups == first.groups
+    assert set(second.gates) == set(first.gates)
+
+
+def test_empty_replies_are_counted_and_give_no_figure(tmp_path: Path) -> None:
+    sample = Sample()
+    nothing = [
+        reply("p1", (), ttft_s=None, last_token_s=None, e2e_s=0.03),
+        reply("p2", (4,), ttft_s=0.04, last_token_s=0.04, e2e_s=0.04),
+    ]
+    sample.add("serial", tok_s=None, replies=nothing, wall_s=0.0)
+    cell = figures(report_of(sample, tmp_path), "serial")
+    assert (cell.empty_replies, cell.one_token_replies) == (1, 1)
+    assert not cell.speed.is_known
+    assert cell.ttft is not None
+    assert cell.ttft.n == 1
+
+
+def test_failures_carry_the_reply_that_shows_them(tmp_path: Path) -> None:
+    report = report_of(failed_run(), tmp_path)
+    told = {(item.place.cell, item.what.partition(":")[0]) for item in report.failures}
+    assert told == {("serial+spec", "RowError | dead end"), ("serial+spec+grammar", "truncated")}
+    assert any("<script>" in item.quote for item in report.failures)
+
+
+def test_free_text_that_breaks_a_schema_is_a_figure_not_a_failure(tmp_path: Path) -> None:
+    sample = Sample()
+    replies = [reply("p1", conformance="not-json"), reply("p2", conformance="ok")]
+    sample.add("serial", workload=EXTRACT, replies=replies)
+    report = report_of(sample, tmp_path)
+    conforming = figures(report, "serial", "json-extract").conforming
+    assert conforming is not None
+    assert (conforming.n, conforming.ok) == (2, 1)
+    assert report.failures == ()
+
+
+def test_a_skipped_pair_is_told_and_has_no_row(tmp_path: Path) -> None:
+    report = report_of(full_run(), tmp_path)
+    assert {skip.place.cell for skip in report.skips} == {"serial+grammar", "serial+spec+grammar"}
+    chat = [cell.place.cell for cell in report.cells if cell.place.workload == "short-chat"]
+    assert "serial+grammar" not in chat
+
+
+def test_a_routing_check_has_a_lane_and_no_speed(tmp_path: Path) -> None:
+    cell = figures(report_of(full_run(), tmp_path), "batch4+spec@routed")
+    assert (cell.lane_taken, cell.lane_reason) == ("serial", "speculation runs serially")
+    assert not cell.speed.is_known
+    assert cell.ttft is None
+    assert cell.ratios == ()
+
+
+def test_peers_are_compared_with_cells_of_their_lane_only(tmp_path: Path) -> None:
+    sample = blocks(serial=[20.0], batch=[60.0])
+    sample.add("mlx-lm", 0, 10.0)
+    sample.add("mlx-lm+batch4", 0, 30.0)
+    report = report_of(sample, tmp_path)
+    peers = {
+        name: [item.baseline for item in figures(report, name).others]
+        for name in ("serial", "batch4")
+    }
+    assert peers == {"serial": ["mlx-lm"], "batch4": ["mlx-lm+batch4"]}
+
+
+def test_a_run_with_nothing_in_it_still_has_a_report(tmp_path: Path) -> None:
+    report = report_of(Sample(), tmp_path)
+    assert report.groups == ()
+    assert report.exit_code == 6
+
+
+def test_comparison_rows_are_finite(tmp_path: Path) -> None:
+    rows = comparison_rows(report_of(full_run(), tmp_path))
+    assert len(rows) == len({(row.workload, row.cell, row.baseline) for row in rows})
+    assert all(row.estimate is not None and math.isfinite(row.estimate) for row in rows)
+
+
+def test_renaming_a_cell_changes_no_figure(tmp_path: Path) -> None:
+    sample = blocks(serial=[20.0, 21.0, 22.0], spec=[25.0, 26.0, 30.0])
+    before = figures(report_of(sample, tmp_path), "serial+spec")
+    renamed = Sample(run=sample.run, cells=dict(sample.cells))
+    spec = sample.cells["serial+spec"]
+    for name, values in (("serial", (20.0, 21.0, 22.0)), ("serial+spec", (25.0, 26.0, 30.0))):
+        for block, tok_s in enumerate(values):
+            renamed.add(name, block, tok_s)
+    renamed.cells["serial+spec"] = replace(spec, name="serial+spec@zz")
+    (tmp_path / "b").mkdir()
+    after = figures(report_of(renamed, tmp_path / "b"), "serial+spec@zz")
+    assert after.main == before.main
+    assert after.speed == before.speed

@@ -1,0 +1,250 @@
+"""Cells: one canonical name for every spelling, one line for every bad one."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import FmError, SettingError, UnknownNameError
+from harness.cell import (
+    CORE_CELLS,
+    Cell,
+    CellCatalogue,
+    CellKind,
+    load_cells,
+    read_cell,
+)
+from harness.cell_name import parse_cell_name
+
+CELLS = Path(__file__).parents[2] / "cells"
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> CellCatalogue:
+    return load_cells(CELLS)
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("spec+grammar", "serial+spec+grammar"),
+        ("serial", "serial"),
+        ("grammar", "serial+grammar"),
+        ("batch4", "batch4"),
+        ("batch004", "batch4"),
+        ("grammar+batch128+spec", "batch128+spec+grammar"),
+        (" spec + grammar ", "serial+spec+grammar"),
+        ("batch3+spec@routed", "batch3+spec@routed"),
+        ("mlx-lm", "mlx-lm"),
+        ("batch4+mlx-lm", "mlx-lm+batch4"),
+        ("mlx-lm+spec@blas", "mlx-lm+spec@blas"),
+        ("serial+mlx-lm", "mlx-lm"),
+        ("serial@aa", "serial@aa"),
+    ],
+)
+def test_a_name_has_one_canonical_spelling(text: str, canonical: str) -> None:
+    assert str(parse_cell_name(text)) == canonical
+    assert str(parse_cell_name(canonical)) == canonical
+
+
+@given(st.integers(1, 128), st.sets(st.sampled_from(["spec", "grammar"])))
+def test_the_order_of_words_does_not_matter(rows: int, features: set[str]) -> None:
+    names = {
+        str(parse_cell_name("+".join(words))) for words in permutations([f"batch{rows}", *features])
+    }
+    assert len(names) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "empty part"),
+        ("   ", "empty part"),
+        ("serial++spec", "empty part"),
+        ("spec+", "empty part"),
+        ("spec+spec", "names 'spec' twice"),
+        ("batch0", "between 1 and 128"),
+        ("batch129", "between 1 and 128"),
+        ("batch" + "9" * 5000, "between 1 and 128"),
+        ("serial+batch4", "names the lanes serial and batch4"),
+        ("batch4+batch8", "names the lanes"),
+        ("serial+fill", "not available yet"),
+        ("https://host:1/v1", "not available yet"),
+        ("mlx-lm+grammar", "mlx-lm has no grammar"),
+        ("mlx-lm+batch4+spec", "mlx-lm does not batch speculation"),
+        ("serial+spec@routed", "needs batchN and spec"),
+        ("batch4+grammar@routed", "needs batchN and spec"),
+        ("serial@blas", "is for mlx-lm cells"),
+        ("serial+spec@aa", "repeats a bare lane"),
+        ("serial@", "no usable word after '@'"),
+        ("serial@a@b", "no usable word after '@'"),
+    ],
+)
+def test_a_name_that_makes_no_cell_gets_one_line(text: str, expected: str) -> None:
+    with pytest.raises(SettingError, match="cell") as caught:
+        parse_cell_name(text)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["warp", "batch4+warp", "batch", "batch٤", "Serial", "spec;x"])
+def test_an_unknown_word_is_named_with_what_exists(text: str) -> None:
+    with pytest.raises(UnknownNameError, match="known: batchN") as caught:
+        parse_cell_name(text)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_cell_or_an_fm_error(text: str) -> None:
+    with suppress(FmError):
+        name = parse_cell_name(text)
+        assert parse_cell_name(str(name)) == name
+
+
+def test_every_core_cell_and_every_peer_cell_has_a_file(
+    catalogue: CellCatalogue,
+) -> None:
+    peers = [f"mlx-lm{lane}{blas}" for lane in ("", "+batch4", "+spec") for blas in ("", "@blas")]
+    assert set(catalogue.cells) >= {*CORE_CELLS, *peers}
+
+
+def test_cells_that_are_compared_differ_in_nothing_but_the_mechanism(
+    catalogue: CellCatalogue,
+) -> None:
+    for name in ("serial", "batch4"):
+        plain, spec = catalogue.get(name), catalogue.get(f"{name}+spec")
+        assert catalogue.get(f"{name}+grammar").config == plain.config
+        assert catalogue.get(f"{name}+spec+grammar").config == spec.config
+
+
+def test_any_number_of_rows_takes_the_settings_of_the_file(
+    catalogue: CellCatalogue,
+) -> None:
+    cell = catalogue.get("spec+batch7")
+    assert cell.config.max_rows == cell.rows == 7
+    assert cell.config.num_draft_tokens == catalogue.get("batch4+spec").config.num_draft_tokens
+    assert cell.lane_taken == "batch"
+
+
+def test_one_row_of_a_batch_is_declared_serial(catalogue: CellCatalogue) -> None:
+    assert catalogue.get("batch1").lane_taken == "serial"
+
+
+def test_a_routed_cell_is_a_routing_check_in_the_serial_lane(
+    catalogue: CellCatalogue,
+) -> None:
+    cell = catalogue.get("batch9+spec+grammar@routed")
+    assert cell.kind is CellKind.ROUTING
+    assert cell.lane_taken == "serial"
+    assert cell.config.spec_batching == "serial"
+
+
+def test_the_noise_floor_repeats_the_settings_of_its_lane(
+    catalogue: CellCatalogue,
+) -> None:
+    cell = catalogue.get("batch2@aa")
+    assert cell.kind is CellKind.AA
+    assert cell.config == catalogue.get("batch2").config
+
+
+def test_a_cell_without_a_preset_lists_those_that_exist(
+    catalogue: CellCatalogue,
+) -> None:
+    with pytest.raises(UnknownNameError, match=r"serial@nonesuch.*known: batch4"):
+        catalogue.get("serial@nonesuch")
+
+
+def test_a_list_of_names_holds_each_cell_once(catalogue: CellCatalogue) -> None:
+    cells = catalogue.get_all(["spec", "serial", "serial+spec"])
+    assert [cell.name for cell in cells] == ["serial+spec", "serial"]
+    with pytest.raises(SettingError, match="no cell is named"):
+        catalogue.get_all([])
+
+
+def test_the_digest_changes_with_every_setting(tmp_path: Path) -> None:
+    def digest(settings: str, name: str = "serial+spec") -> str:
+        return written(tmp_path, f'name = "{name}"\n[settings]\n{settings}').digest
+
+    digests = {
+        digest("num_draft_tokens = 3"),
+        digest("num_draft_tokens = 4"),
+        digest('num_draft_tokens = 3\ndrafter = "two_model"'),
+        digest('num_draft_tokens = 3\nspec_batching = "batched"', "batch4+spec"),
+    }
+    assert len(digests) == 4
+    assert digest("num_draft_tokens = 3") == digest('num_draft_tokens = 3\ndrafter = "ngram"')
+
+
+def written(folder: Path, text: str) -> Cell:
+    path = folder / "cell.toml"
+    path.write_text(text)
+    return read_cell(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "expected"),
+    [
+        ('name = "serial"\nkind = perf\n', 2, "Invalid value"),
+        ('name = "serial', 1, "fix the TOML"),
+        ('kind = "perf"\n', 1, "name is None"),
+        ("name = 3\n", 1, "name is 3"),
+        ('\nname = "spec"\n', 2, "write 'serial+spec'"),
+        ('name = "warp"\n', 1, "unknown cell 'warp'"),
+        ('name = "serial"\nkind = "slow"\n', 2, "one of perf"),
+        ('name = "serial"\nlane_taken = "warp"\n', 2, "one of serial, batch"),
+        ('name = "serial"\nspeed = 3\n', 2, "unknown key 'speed'"),
+        ('name = "serial"\nsettings = 3\n', 2, "must be a table"),
+        ('name = "serial"\n[settings]\nmax_row = 3\n', 3, "unknown setting 'max_row'"),
+        (
+            'name = "serial"\n[settings]\nmax_rows = 3\n',
+            3,
+            "max_rows is set by the lane",
+        ),
+        (
+            'name = "serial+spec"\n\n[settings]\nnum_draft_tokens = 99\n',
+            4,
+            "num_draft_tokens is 99",
+        ),
+        (
+            'name = "serial+spec"\n[settings]\nnum_draft_tokens = "3"\n',
+            3,
+            "must be a number",
+        ),
+        ('name = "serial+spec"\n', 1, "needs at least 1"),
+        (
+            'name = "serial"\n[settings]\nnum_draft_tokens = 3\n',
+            3,
+            "without spec needs 0",
+        ),
+    ],
+)
+def test_a_bad_file_is_one_line_with_file_and_line(
+    tmp_path: Path, text: str, line: int, expected: str
+) -> None:
+    with pytest.raises(SettingError) as caught:
+        written(tmp_path, text)
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path / 'cell.toml'}:{line}: ")
+    assert expected in message
+    assert "\n" not in message
+
+
+def test_bytes_that_are_no_text_are_an_fm_error(tmp_path: Path) -> None:
+    path = tmp_path / "cell.toml"
+    path.write_bytes(b"name = '\xff'\n")
+    with pytest.raises(SettingError, match="cannot be read"):
+        read_cell(path)
+
+
+def test_an_empty_folder_and_a_doubled_cell_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"no \*.toml cell files"):
+        load_cells(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.toml").write_text('name = "serial"\n')
+    with pytest.raises(SettingError, match="has two files"):
+        load_cells(tmp_path)

@@ -1,0 +1,359 @@
+"""The command line as a person uses it: real processes, a tiny model, a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli import main
+
+ROOT = Path(__file__).parents[2]
+FM = (sys.executable, "-m", "harness.cli")
+TINY = ("--models", "tiny-thinking", "--preset", "smoke")
+TIMEOUT_S = 300
+
+
+@dataclass
+class Done:
+    """A command that ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def fm(folder: Path, *arguments: str, **variables: str) -> Done:
+    done = subprocess.run(
+        [*FM, *arguments],
+        cwd=folder,
+        env=environment(**variables),
+        capture_output=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def environment(**variables: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default", **variables}
+
+
+def strict_json(text: str) -> Any:
+    def refuse(word: str) -> None:
+        raise ValueError(word)
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@dataclass
+class Run:
+    """A finished run in its folder."""
+
+    folder: Path
+    done: Done
+    report: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The eight core cells, a routing check and a peer on two workloads."""
+    folder = tmp_path_factory.mktemp("core")
+    cells = (
+        "serial,batch4,grammar,batch4+grammar,spec,spec+grammar,batch4+spec,batch4+spec+grammar,"
+        "batch4+spec@routed,mlx-lm"
+    )
+    chosen = ("--cells", cells, "--workloads", "short-chat,json-extract", "--json", "out.json")
+    done = fm(folder, "run", *TINY, *chosen)
+    assert done.code == 0, done.err + done.out
+    return Run(folder, done, strict_json((folder / "out.json").read_text()))
+
+
+def test_a_run_says_where_everything_is_and_writes_it(core: Run) -> None:
+    assert "database: results/fm.db" in core.done.out
+    assert "json: out.json" in core.done.out
+    (report,) = (core.folder / "reports").glob("*.md")
+    assert f"report: reports/{report.name}" in core.done.out
+    assert core.report["run_id"] in report.name
+    assert (core.folder / "results" / "fm.db").is_file()
+
+
+def test_progress_goes_to_standard_error_as_plain_lines(core: Run) -> None:
+    lines = core.done.err.splitlines()
+    assert lines[0].startswith("1/")
+    assert "left" in lines[0]
+    assert all("/" in line.split()[0] for line in lines), core.done.err
+    assert "\x1b" not in core.done.err + core.done.out
+
+
+def test_the_tables_hold_every_cell_with_its_canonical_name(core: Run) -> None:
+    for name in ("serial+spec+grammar", "batch4+spec+grammar", "mlx-lm"):
+        assert name in core.done.out
+    assert "tiny-thinking on json-extract" in core.done.out
+
+
+def test_every_gate_passes_and_says_what_it_saw(core: Run) -> None:
+    gates = {gate["name"]: gate for gate in core.report["gates"]}
+    assert set(gates) == {"conformance", "identity", "routing", "completeness"}
+    assert {gate["status"] for gate in gates.values()} == {"pass"}
+    assert all(gate["n"] > 0 for gate in gates.values())
+
+
+def test_the_json_holds_each_cell_with_its_baseline_and_no_missing_conformance(core: Run) -> None:
+    cells = {(cell["workload"], cell["cell"]): cell for cell in core.report["cells"]}
+    both = cells["json-extract", "serial+spec+grammar"]
+    assert both["baseline"] == "serial+grammar"
+    assert both["grammar_overhead_pct"] is not None
+    assert both["mask_us_per_token"] > 0
+    assert both["acceptance"]["drafted"] > 0
+    for (_, name), cell in cells.items():
+        assert cell["tok_s"] is not None or "@routed" in name
+        has_grammar = "grammar" in name
+        assert (cell["conformance"] is not None) >= has_grammar
+        if has_grammar:
+            assert cell["conformance"]["n"] == cell["conformance"]["ok"] >= 1
+    assert cells["short-chat", "mlx-lm"]["lane_taken"] in {"serial", ""}
+    assert cells["short-chat", "batch4+spec@routed"]["lane_taken"] == "serial"
+
+
+def test_pairs_that_cannot_run_are_told_with_the_reason(core: Run) -> None:
+    assert "skipped tiny-thinking short-chat serial+grammar" in core.done.out
+    assert "has no constraint" in core.done.out
+
+
+def test_a_report_is_written_again_byte_for_byte_under_any_locale(core: Run) -> None:
+    (first,) = (core.folder / "reports").glob("*.md")
+    ascii_only = {"LANG": "C", "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    again = fm(core.folder, "report", "-o", "again.md", **ascii_only)
+    assert again.code == 0, again.err
+    assert (core.folder / "again.md").read_bytes() == first.read_bytes()
+    shown = fm(core.folder, "report", core.report["run_id"][:20], **ascii_only)
+    assert shown.code == 0, shown.err
+    as_json = fm(core.folder, "report", "latest", "--format", "json")
+    assert strict_json(as_json.out) == core.report
+
+
+def test_stored_requests_hold_what_the_cells_said(core: Run) -> None:
+    database = sqlite3.connect(core.folder / "results" / "fm.db")
+    (unplanned,) = database.execute(
+        "SELECT count(*) FROM trials WHERE status = 'pending'"
+    ).fetchone()
+    (warm,) = database.execute("SELECT count(*) FROM requests WHERE phase = 'warmup'").fetchone()
+    (bad,) = database.execute(
+        "SELECT count(*) FROM requests WHERE phase = 'measured' AND status <> 'ok'"
+    ).fetchone()
+    database.close()
+    assert unplanned == bad == 0
+    assert warm > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run", "--cells", "warp"], "unknown cell 'warp'; known: batchN"),
+        (["run", "--cells", "serial,,spec"], "empty part"),
+        (["run", "--cells", ""], "empty part"),
+        (["run", "--cells", "batch129"], "between 1 and 128"),
+        (["run", "--cells", "serial@zz"], "unknown cell 'serial@zz'; known: batch4"),
+        (["run", "--models", "nonesuch"], "unknown model 'nonesuch'; known: "),
+        (["run", "--models", "no/such/folder"], "check the path"),
+        (["run", "--workloads", "nonesuch"], "unknown workload 'nonesuch'; known: "),
+        (["run", "--preset", "huge"], "known: gate, quick, quote, smoke"),
+        (["run", "--blocks", "0"], "blocks is 0; it must be between 1 and 1000"),
+        (["run", "--blocks", "many"], "'many' is not a valid integer"),
+        (["run", "--prompts", "1000"], "give --prompts 1 to"),
+        (["run", "--target", "http"], "not available yet"),
+        (["run", "--target", "http://localhost:1"], "not available yet"),
+        (["run", "--cells", "http://localhost:1"], "not available yet"),
+        (["run", "--resume", "latest", "--cells", "serial"], "drop --cells"),
+        (["run", "--resume", "latest"], "there is no database"),
+        (["run", "--warp"], "No such option"),
+        (["warp"], "No such command"),
+        (["report"], "there is no database"),
+        (["report", "--format", "pdf"], "unknown format 'pdf'; known: json, md"),
+        (["plan", "--cells", "serial+batch2"], "names the lanes"),
+        (["pull", "nonesuch"], "unknown model 'nonesuch'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line_with_the_value_and_exit_2(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    arguments: list[str],
+    expected: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    out, err = capfd.readouterr()
+    assert stop.value.code == 2
+    assert expected in err
+    assert err.startswith("fm: ")
+    assert len(err.splitlines()) == 1
+    assert not out
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_damaged_model_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF\x03\x00")
+    done = fm(tmp_path, "run", *TINY[2:], "--models", "broken.gguf")
+    assert done.code == 2
+    assert "broken.gguf" in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("flag", ["--db", "--out", "--json"])
+def test_a_place_that_cannot_be_written_is_told_before_the_run(tmp_path: Path, flag: str) -> None:
+    (tmp_path / "file").write_text("in the way")
+    done = fm(tmp_path, "run", *TINY, flag, "file/below")
+    assert done.code == 2
+    assert "file" in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_a_model_that_cannot_be_reached_is_skipped_with_the_reason(tmp_path: Path) -> None:
+    done = fm(
+        tmp_path,
+        *("run", "--preset", "smoke", "--cells", "serial", "--workloads", "short-chat"),
+        *("--models", "hf:nobody/nothing"),
+        HF_HUB_OFFLINE="1",
+        HF_HOME=str(tmp_path / "hub"),
+    )
+    assert done.code == 6, done.err
+    assert "skipped hf:nobody/nothing short-chat serial" in done.out
+    assert "INCOMPLETE" in done.out
+
+
+def test_two_models_are_one_matrix(tmp_path: Path) -> None:
+    (tmp_path / "copy").symlink_to(model_folder())
+    done = fm(
+        tmp_path,
+        *("run", "--preset", "smoke", "--cells", "spec", "--workloads", "short-chat"),
+        *("--models", "tiny-thinking,path:copy", "--json", "out.json", "--max-tokens", "8"),
+    )
+    assert done.code == 0, done.err
+    cells = strict_json((tmp_path / "out.json").read_text())["cells"]
+    assert {(cell["model"], cell["cell"]) for cell in cells} == {
+        (model, cell)
+        for model in ("tiny-thinking", "path:copy")
+        for cell in ("serial", "serial+spec")
+    }
+
+
+def model_folder() -> Path:
+    from engine.models.registry import pull
+
+    return pull("tiny-thinking")
+
+
+LONG = (
+    *("run", "--models", "tiny-thinking", "--cells", "spec", "--workloads", "short-chat,long-form"),
+    *("--blocks", "5", "--prompts", "8", "--max-tokens", "300", "--db", "fm.db"),
+)
+
+
+def started(folder: Path, num_trials: int) -> subprocess.Popen[str]:
+    """Start a longer run and return once some of its trials are done."""
+    child = subprocess.Popen(
+        [*FM, *LONG], cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True
+    )
+    assert child.stderr is not None
+    for _ in range(num_trials):
+        assert "tok/s" in child.stderr.readline()
+    return child
+
+
+def done_trials(folder: Path) -> dict[str, str]:
+    database = sqlite3.connect(folder / "fm.db")
+    rows = database.execute(
+        "SELECT trial_id, finished_at FROM trials WHERE status = 'done'"
+    ).fetchall()
+    database.close()
+    return dict(rows)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 130)],
+    ids=["kill -9", "Ctrl-C", "SIGTERM"],
+)
+def test_a_run_that_was_stopped_goes_on_where_it_was(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    child = started(tmp_path, 3)
+    child.send_signal(number)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == code
+    before = done_trials(tmp_path)
+    assert 3 <= len(before) < 20
+    if code == 130:
+        assert "was interrupted" in errors
+    resumed = fm(tmp_path, "run", "--resume", "latest", "--db", "fm.db")
+    assert resumed.code == 0, resumed.err
+    after = done_trials(tmp_path)
+    assert len(after) == 20
+    assert before.items() <= after.items()
+    assert f"{20 - len(before)}/{20 - len(before)} " in resumed.err
+
+
+def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [*FM, *LONG],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stderr is not None
+    child.stderr.readline()
+    child.send_signal(signal.SIGINT)
+    out, _ = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "go on with: fm run --resume " in out
+    assert "Traceback" not in out
+
+
+def test_help_is_quick_and_computes_nothing() -> None:
+    started_s = time.perf_counter()
+    done = fm(ROOT, "--help")
+    took_s = time.perf_counter() - started_s
+    assert done.code == 0
+    assert "run" in done.out
+    # 0.3 s on an idle core; the slack is for a busy test machine.
+    assert took_s < 5
+    heavy = "import sys, harness.cli; print({'mlx.core', 'pandas', 'rich'} & set(sys.modules))"
+    seen = subprocess.run(
+        [sys.executable, "-c", heavy], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert seen.stdout.strip() == "set()"
+
+
+def test_version_plan_models_and_doctor_answer(tmp_path: Path) -> None:
+    assert fm(tmp_path, "--version").out.startswith("fm, version ")
+    planned = fm(tmp_path, "plan", "--cells", "grammar+spec", "--workloads", "short-chat")
+    assert planned.code == 0
+    assert "serial+spec+grammar" in planned.out
+    assert "skipped: workload short-chat has no constraint" in planned.out
+    listed = fm(tmp_path, "models")
+    assert "smollm2-135m" in listed.out
+    assert "tiny-thinking" in listed.out
+    examined = fm(tmp_path, "doctor", "--json")
+    assert {finding["label"] for finding in strict_json(examined.out)["findings"]} >= {"blas"}
+    assert not list(tmp_path.iterdir())
+
+
+def test_pull_makes_a_model_and_says_where(tmp_path: Path) -> None:
+    done = fm(tmp_path, "pull", "tiny-thinking", FM_CACHE_DIR=str(tmp_path / "cache"))
+    assert done.code == 0, done.err
+    assert Path(done.out.strip()).joinpath("config.json").is_file()

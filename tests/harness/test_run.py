@@ -1,0 +1,373 @@
+"""The run loop: every trial is kept, failures are rows, and a run goes on where it stopped."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import ModelError, SettingError
+from harness import gates
+from harness.cell import load_cells
+from harness.choices import Choices
+from harness.matrix import Matrix, plan_matrix
+from harness.planned import (
+    choices_of,
+    finished_trials,
+    pending_trials,
+    plan_trials,
+    run_plan,
+    settings_of,
+)
+from harness.progress import LineProgress
+from harness.run import Outcome, RunLoop, interruptible
+from harness.store import (
+    ConditionRow,
+    EvalStore,
+    GateRow,
+    ModelRow,
+    RunData,
+    RunRow,
+    SaveOutcome,
+    TrialRecord,
+    TrialRow,
+    new_id,
+    utc_now,
+)
+from harness.target import TrialJob
+from harness.workload import Prompt, Workload
+from tests.harness.scripted import Scripted
+
+ROOT = Path(__file__).parents[2]
+CATALOGUE = load_cells(ROOT / "cells")
+CHOICES = Choices(cells=("batch2", "spec"), models=("m",), workloads=("chat",), blocks=3, prompts=2)
+
+
+def workload(name: str = "chat") -> Workload:
+    prompts = tuple(
+        Prompt(id=f"{name}-{place}", messages=({"role": "user", "content": "?"},))
+        for place in range(7)
+    )
+    return Workload(
+        name=name,
+        kind="text",
+        description="questions",
+        max_tokens=20,
+        prompts=prompts[1:],
+        warmup=prompts[:1],
+        schemas={},
+        must_compile=0,
+        allow_truncation=True,
+        digest=f"digest of {name}",
+    )
+
+
+def matrix_of(choices: Choices) -> Matrix:
+    workloads = {name: workload(name) for name in choices.workloads}
+    return plan_matrix(choices, CATALOGUE, workloads, lambda model: None)
+
+
+def condition(trial: TrialRow) -> ConditionRow:
+    return ConditionRow(
+        run_id=trial.run_id, sampled_at=utc_now(), phase="trial", trial_id=trial.trial_id
+    )
+
+
+@dataclass
+class Bench:
+    """A store, a matrix and a run in it, driven by hand."""
+
+    store: EvalStore
+    matrix: Matrix
+    models: dict[str, ModelRow]
+    run_id: str
+
+    def go(self, target: Scripted, stream: io.StringIO | None = None) -> Outcome:
+        data = self.data
+        loop = RunLoop(
+            store=self.store,
+            target=target,
+            progress=LineProgress(stream or io.StringIO(), target.clock),
+            observe=condition,
+            clock=target.clock,
+        )
+        return loop.run(
+            pending_trials(self.matrix, data, self.models),
+            finished_trials(self.matrix, data, self.models),
+        )
+
+    @property
+    def data(self) -> RunData:
+        return self.store.load_run(self.run_id)
+
+    def gate(self, name: str) -> list[GateRow]:
+        return [row for row in gates.evaluate(self.data) if row.name == name]
+
+
+def begin(folder: Path, choices: Choices = CHOICES) -> Bench:
+    matrix = matrix_of(choices)
+    models = {name: Scripted().open(name) for name in choices.models}
+    store = EvalStore.open(folder / "fm.db")
+    run = RunRow(
+        run_id=new_id(),
+        created_at=utc_now(),
+        tag="feature-matrix[test]",
+        command="fm run",
+        preset=choices.preset,
+        seed=choices.seed,
+        blocks=choices.amounts().blocks,
+        prompts=choices.amounts().prompts,
+        settings=settings_of(choices),
+        plan_hash=matrix.digest,
+    )
+    store.begin_run(run_plan(matrix, run, models, plan_trials(matrix, run.run_id, models)))
+    return Bench(store, matrix, models, run.run_id)
+
+
+def test_every_planned_trial_runs_once_in_shuffled_blocks(tmp_path: Path) -> None:
+    bench, target = begin(tmp_path), Scripted()
+    assert bench.go(target).ending == "finished"
+    assert {trial.status for trial in bench.data.trials} == {"done"}
+    assert len(target.ran) == len(set(target.ran)) == len(bench.data.trials) == 9
+    planned = [(trial.block, trial.order) for trial in bench.matrix.trials()]
+    assert planned == sorted(planned)
+
+
+def test_the_plan_stands_in_the_database_before_the_first_trial(tmp_path: Path) -> None:
+    bench = begin(tmp_path)
+    seen: list[Counter[str]] = []
+
+    def look(job: TrialJob) -> None:
+        seen.append(Counter(trial.status for trial in bench.data.trials))
+
+    bench.go(Scripted(before=look))
+    assert [count["done"] for count in seen] == list(range(9))
+    assert all(count["done"] + count["pending"] == 9 for count in seen)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ModelError("weights are gone"), "weights are gone"),
+        (ValueError("two\nlines"), "ValueError at test_run.py:"),
+        (MemoryError(), "MemoryError at"),
+    ],
+)
+def test_a_failing_trial_is_a_row_and_the_run_goes_on(
+    tmp_path: Path, error: Exception, told: str
+) -> None:
+    bench = begin(tmp_path)
+
+    def fail(job: TrialJob) -> None:
+        if job.cell.name == "serial+spec" and job.trial.block == 1:
+            raise error
+
+    assert bench.go(Scripted(before=fail)).ending == "finished"
+    (failed,) = [trial for trial in bench.data.trials if trial.status == "failed"]
+    assert told in failed.reason
+    assert "\n" not in failed.reason
+    assert sum(trial.status == "done" for trial in bench.data.trials) == 8
+    assert gates.exit_code(gates.evaluate(bench.data)) == gates.EXIT_INCOMPLETE
+
+
+def test_a_model_that_breaks_later_fails_its_trials_only(tmp_path: Path) -> None:
+    choices = Choices(
+        cells=("serial",), models=("a", "b"), workloads=("chat",), blocks=2, prompts=1
+    )
+    bench = begin(tmp_path, choices)
+    bench.go(Scripted(broken={"a": ModelError("a is damaged")}))
+    by_model = Counter((trial.model, trial.status) for trial in bench.data.trials)
+    assert by_model == {
+        (bench.models["a"].key, "failed"): 2,
+        (bench.models["b"].key, "done"): 2,
+    }
+
+
+@given(stop_at=st.integers(0, 8), cause=st.sampled_from(["interrupt", "kill"]))
+@settings(max_examples=12, deadline=None)
+def test_an_interrupted_run_goes_on_with_nothing_lost_or_doubled(
+    tmp_path_factory: pytest.TempPathFactory, stop_at: int, cause: str
+) -> None:
+    bench = begin(tmp_path_factory.mktemp("run"))
+    first = Scripted()
+
+    class KilledError(BaseException):
+        """Ends the loop without any handler of it."""
+
+    def stop(job: TrialJob) -> None:
+        if len(first.ran) == stop_at:
+            raise KeyboardInterrupt if cause == "interrupt" else KilledError
+
+    first.before = stop
+    if cause == "interrupt":
+        assert bench.go(first).ending == "interrupted"
+    else:
+        with pytest.raises(KilledError):
+            bench.go(first)
+    assert sum(trial.status == "done" for trial in bench.data.trials) == stop_at
+    second = Scripted()
+    assert bench.go(second).ending == "finished"
+    assert sorted(first.ran + second.ran) == sorted(trial.trial_id for trial in bench.data.trials)
+    assert gates.exit_code(gates.evaluate(bench.data)) == gates.EXIT_PASS
+    counts = Counter(row.trial_id for row in bench.data.requests)
+    assert set(counts.values()) == {2}
+
+
+def test_what_a_run_was_asked_can_be_read_back(tmp_path: Path) -> None:
+    bench = begin(tmp_path)
+    assert choices_of(bench.data.run) == CHOICES
+
+
+def test_a_run_is_not_resumed_under_another_plan(tmp_path: Path) -> None:
+    bench = begin(tmp_path)
+    other = matrix_of(Choices(cells=("serial",), models=("m",), workloads=("chat",)))
+    with pytest.raises(SettingError, match="start a new run"):
+        pending_trials(other, bench.data, bench.models)
+
+
+def test_a_reply_that_parts_is_judged_and_turns_the_gate_red(tmp_path: Path) -> None:
+    def drifting(job: TrialJob, prompt: Prompt) -> tuple[int, ...]:
+        return (1, 2, 9) if job.cell.name == "serial+spec" else (1, 2, 3)
+
+    bench, target = begin(tmp_path), Scripted(answer=drifting, gap=1.0)
+    bench.go(target)
+    assert {parting.cell.name for parting in target.judged} == {"serial+spec"}
+    assert {parting.reference for parting in target.judged} == {"serial"}
+    verdicts = {row.cell: row.status for row in bench.gate("identity")}
+    assert verdicts == {"serial+spec": "fail", "batch2": "pass"}
+    assert gates.exit_code(gates.evaluate(bench.data)) == gates.EXIT_CORRECTNESS
+
+
+def test_a_parting_that_cannot_be_judged_is_not_green(tmp_path: Path) -> None:
+    def drifting(job: TrialJob, prompt: Prompt) -> tuple[int, ...]:
+        return (1, 2) if job.cell.name == "batch2" else (1, 2, 3)
+
+    bench = begin(tmp_path)
+
+    class Blind(Scripted):
+        def judge(self, parting: object) -> list[object]:  # type: ignore[override]  # breaks
+            raise ZeroDivisionError
+
+    stream = io.StringIO()
+    assert bench.go(Blind(answer=drifting), stream).ending == "finished"
+    assert "was not judged: ZeroDivisionError" in stream.getvalue()
+    assert {row.status for row in bench.gate("identity") if row.cell == "batch2"} == {"fail"}
+
+
+def test_partings_of_trials_done_before_a_kill_are_judged_after_it(tmp_path: Path) -> None:
+    def drifting(job: TrialJob, prompt: Prompt) -> tuple[int, ...]:
+        is_first = job.trial.block == 0 and prompt == job.prompts[0]
+        return (1,) if is_first and job.cell.name == "serial+spec" else (1, 2)
+
+    bench = begin(tmp_path)
+
+    class DiedJudging(Scripted):
+        def judge(self, parting: object) -> list[object]:  # type: ignore[override]  # breaks
+            raise KeyboardInterrupt
+
+    assert bench.go(DiedJudging(answer=drifting)).ending == "interrupted"
+    assert not [trial for trial in bench.data.trials if trial.status == "pending"]
+    resumed = Scripted(answer=drifting, gap=1e-6)
+    assert bench.go(resumed).ending == "finished"
+    assert resumed.judged
+    assert {row.status for row in bench.gate("identity")} == {"pass"}
+
+
+def test_a_store_that_takes_no_more_rows_ends_the_run_and_keeps_the_sample(tmp_path: Path) -> None:
+    bench = begin(tmp_path)
+    kept: list[TrialRecord] = []
+
+    class FullStore:
+        """The disk fills up with the third trial."""
+
+        def record_trial(self, record: TrialRecord) -> SaveOutcome:
+            kept.append(record)
+            if len(kept) < 3:
+                return bench.store.record_trial(record)
+            return SaveOutcome(saved=False, spool=tmp_path / "spool.jsonl", reason="disk full")
+
+        def record_conditions(self, rows: list[ConditionRow]) -> SaveOutcome:
+            return SaveOutcome(saved=True)
+
+    target = Scripted()
+    loop = RunLoop(
+        store=FullStore(),  # type: ignore[arg-type]  # only what the loop uses
+        target=target,
+        progress=LineProgress(io.StringIO(), target.clock),
+        observe=condition,
+        clock=target.clock,
+    )
+    outcome = loop.run(pending_trials(bench.matrix, bench.data, bench.models), [])
+    assert outcome.ending == "spooled"
+    assert outcome.save is not None
+    assert outcome.save.reason == "disk full"
+    assert len(kept) == 3
+
+
+def test_time_left_follows_what_trials_took(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    bench = begin(tmp_path)
+    bench.go(Scripted(speeds={"serial+spec": 100.0, "batch2": 10.0, "serial": 10.0}), stream)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 9
+    assert lines[0].startswith("1/9 m chat ")
+    assert "left" in lines[0]
+    assert "left" not in lines[-1]
+    # Everything has been seen once after the first block: 240 s are left.
+    assert "about 4 min 00 s left" in lines[2]
+
+
+def test_sigterm_interrupts_like_ctrl_c_and_old_handlers_come_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_kill_9_loses_no_finished_trial(tmp_path: Path) -> None:
+    """The real signal, in a process of its own, in the middle of a trial."""
+    script = textwrap.dedent(
+        """
+        import os, signal, sys
+        from pathlib import Path
+        from tests.harness.test_run import Scripted, begin
+
+        bench = begin(Path(sys.argv[1]))
+        target = Scripted()
+
+        def kill(job):
+            if len(target.ran) == 4:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        target.before = kill
+        print(bench.run_id, flush=True)
+        bench.go(target)
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    matrix = matrix_of(CHOICES)
+    models = {name: Scripted().open(name) for name in CHOICES.models}
+    bench = Bench(EvalStore.open(tmp_path / "fm.db"), matrix, models, done.stdout.strip())
+    assert sum(trial.status == "done" for trial in bench.data.trials) == 4
+    target = Scripted()
+    assert bench.go(target).ending == "finished"
+    assert len(target.ran) == 5
+    assert not bench.store.integrity_problems()
