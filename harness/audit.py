@@ -13,6 +13,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
 import click
 from mlx_lm import stream_generate
@@ -122,9 +124,7 @@ class Audit:
         for name, config in LANES.items():
             check = Check(f"{name}{suffix} == oracle", temperature)
             completions = self._complete(config, requests)
-            for request, completion, expected in zip(
-                requests, completions, reference, strict=True
-            ):
+            for request, completion, expected in zip(requests, completions, reference, strict=True):
                 _compare(check, oracle, request, completion, expected)
             self._done(check)
 
@@ -154,7 +154,7 @@ class Audit:
             self._done(check)
 
     def _mlx_lm(self, request: Request, draft: LoadedModel | None) -> Iterator[int]:
-        extra = {} if draft is None else {"num_draft_tokens": NUM_DRAFT_TOKENS}
+        extra: dict[str, Any] = {} if draft is None else {"num_draft_tokens": NUM_DRAFT_TOKENS}
         for response in stream_generate(
             self.model.model,
             self.model.tokenizer.wrapper,
@@ -234,9 +234,9 @@ def main(model: str, prompts: int, tokens: int, json_path: str | None) -> None:
     failed = [check for check in audit.checks if not check.passed]
     click.echo(f"{len(audit.checks) - len(failed)} passed, {len(failed)} failed")
     if json_path is not None:
-        with open(json_path, "w", encoding="utf-8") as stream:
-            rows = [asdict(check) | {"passed": check.passed} for check in audit.checks]
-            json.dump({"model": model, "prompts": prompts, "tokens": tokens, "checks": rows}, stream)
+        rows = [asdict(check) | {"passed": check.passed} for check in audit.checks]
+        report = {"model": model, "prompts": prompts, "tokens": tokens, "checks": rows}
+        Path(json_path).write_text(json.dumps(report, indent=1), encoding="utf-8")
     sys.exit(3 if failed else 0)
 
 

@@ -167,6 +167,9 @@ GATES: dict[str, Callable[[RunIndex, Place], Iterator[GateRow]]] = {
 }
 """The gates that judge one cell; completeness judges the run."""
 
+ORDER = (*GATES, "completeness")
+"""Names of all gates, in the order in which reports print them."""
+
 
 def _compared(index: RunIndex, place: Place, reference: str) -> Iterator[tuple[str, ReplyIdentity]]:
     """Yield each different pair of replies once, with its prompt: greedy blocks repeat them."""

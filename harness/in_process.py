@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from engine.config import EngineConfig
 from engine.draft.registry import build_drafter
-from engine.errors import SettingError
+from engine.errors import SchemaError, SettingError
 from engine.grammar.compile import GrammarCompiler
 from engine.loop import Engine
 from engine.models.load import LoadedModel, load_model
@@ -87,11 +87,7 @@ class InProcess:
             return
         self._engine(cell)
         if cell.key.has("grammar"):
-            model = self._opened()
-            grammars = GrammarCompiler(model.tokenizer.ll, model.vocab_size, model.eos_ids)
-            constraints = {prompt.schema_name: prompt.constraint for prompt in workload.prompts}
-            for constraint in filter(None, constraints.values()):
-                grammars.compile(constraint)
+            self._compile_all(workload)
 
     def run(self, job: TrialJob, on_tokens: OnTokens) -> TrialRecord:
         """Run a trial; an engine that failed in it is thrown away with all its rows."""
@@ -158,6 +154,19 @@ class InProcess:
             requests=(*warm_up, *rows),
             accepts=accept_rows(trial, [served.completion for served in done.served]),
         )
+
+    def _compile_all(self, workload: Workload) -> None:
+        """Raise SettingError when a schema of the workload cannot be enforced."""
+        model = self._opened()
+        grammars = GrammarCompiler(model.tokenizer.ll, model.vocab_size, model.eos_ids)
+        constraints = {prompt.schema_name: prompt.constraint for prompt in workload.prompts}
+        for name, constraint in constraints.items():
+            if constraint is None:
+                continue
+            try:
+                grammars.compile(constraint)
+            except SchemaError as error:
+                raise SettingError(f"workload {workload.name}, schema {name}: {error}") from error
 
     def _warm_up(self, engine: Engine, job: TrialJob) -> list[RequestRow]:
         key = (job.cell.name, job.workload.name)

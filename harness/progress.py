@@ -133,7 +133,7 @@ class BarProgress:
             refresh_per_second=2,
             transient=True,
         )
-        self._task = self._bar.add_task("", total=0, speed="", left="")
+        self._task = self._bar.add_task("", total=1, speed="", left="")
         self._planned = self._emitted = self._done = 0
 
     def begin(self, seconds_left: float | None, num_trials: int) -> None:
@@ -149,7 +149,9 @@ class BarProgress:
     def tokens(self, count: int) -> None:
         """Count tokens in the bar's text."""
         self._emitted += count
-        self._bar.update(self._task, speed=f"{self._emitted}/{self._planned} tok")
+        share = min(1.0, self._emitted / max(1, self._planned))
+        speed = f"{self._emitted}/{self._planned} tok"
+        self._bar.update(self._task, completed=self._done + share, speed=speed)
 
     def done(self, label: str, outcome: str, seconds_left: float | None) -> None:
         """Move the bar on."""

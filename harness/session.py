@@ -233,7 +233,8 @@ def conclude(store: EvalStore, run_id: str, outcome: Outcome, places: Places) ->
         store.finish_run(run_id, status="interrupted", exit_code=code, unquotable_reasons=[])
         return Concluded(run_id=run_id, exit_code=code, report=None, notes=(again,))
     problems = [] if outcome.save is None else [outcome.save.reason, again]
-    problems += _stored_verdict(store, run_id, is_unsaved=bool(problems))
+    unsaved = _stored_verdict(store, run_id, is_unsaved=bool(problems))
+    problems = problems or unsaved
     report = build_report(store.load_run(run_id))
     code = gates.exit_code(report.gates, is_unsaved=bool(problems))
     report = replace(report, exit_code=code)

@@ -98,7 +98,7 @@ def _formats(node: Any) -> Iterator[str]:
 
 
 def _check_multiple_of(
-    validator: Validator, divisor: float, instance: Any, schema: Mapping[str, Any]
+    validator: Validator, divisor: float, instance: Any, _schema: Mapping[str, Any]
 ) -> Iterator[ValidationError]:
     # In binary, 0.07 / 0.01 is not whole, nor are 11 % of the prices below 1000.
     if validator.is_type(instance, "number"):
@@ -108,7 +108,7 @@ def _check_multiple_of(
 
 
 def _check_pattern(
-    validator: Validator, pattern: str, instance: Any, schema: Mapping[str, Any]
+    validator: Validator, pattern: str, instance: Any, _schema: Mapping[str, Any]
 ) -> Iterator[ValidationError]:
     if validator.is_type(instance, "string") and not _search(pattern)(instance):
         yield ValidationError(f"{instance!r} does not match {pattern!r}")

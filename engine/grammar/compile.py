@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from llguidance import LLMatcher, LLTokenizer
 
 from engine.errors import RowError, SchemaError
-from engine.grammar.build import Builder, BuildError
+from engine.grammar.build import SLICES, Builder, BuildError
 from engine.grammar.deep_pool import DeepPool
 from engine.grammar.document import check_depth, json_text
 from engine.grammar.limits import GrammarLimits
@@ -65,31 +65,30 @@ class CompiledGrammar:
     ) -> None:
         self.report = report
         self._grammar = grammar
-        self._template = matcher
+        self._template: LLMatcher | None = matcher
         self._accepts = accepts
         self._rebuild = rebuild
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
-        self._num_spoiled = 0
+        self._num_discarded = 0
 
     @property
     def is_spoiled(self) -> bool:
         """True when a matcher of this grammar has failed; the cache then builds it anew."""
-        return self._num_spoiled > 0
+        return self._num_discarded > 0
 
     def start(self, tokens: Sequence[int] = ()) -> GrammarState:
         """Return the state of a new row, or of one that has emitted `tokens`."""
         return GrammarState(self, self._vocabulary, tokens)
 
-    def template(self, spoiled: LLMatcher | None) -> LLMatcher:
-        """Return a matcher at the start, to be copied; a fresh one when `spoiled` is current.
+    def template(self) -> LLMatcher:
+        """Return a matcher at the start, to be copied.
 
         Raises:
-            RowError: the grammar does not compile a second time.
+            RowError: the grammar, discarded before, does not compile a second time.
         """
         with self._lock:
-            if spoiled is self._template:
-                self._num_spoiled += 1
+            if self._template is None:
                 try:
                     self._template = self._rebuild(self._grammar)
                 except (BuildError, SchemaError) as error:
@@ -97,6 +96,13 @@ class CompiledGrammar:
                         f"the grammar cannot be rebuilt after a failure: {error}"
                     ) from error
             return self._template
+
+    def discard(self, template: LLMatcher) -> None:
+        """Never return `template` again: a copy of it has failed, so all copies will."""
+        with self._lock:
+            self._num_discarded += 1
+            if self._template is template:
+                self._template = None
 
     def check_text(self, text: str, is_accepting: bool) -> str:
         """Judge the finished text of a row: "enforced", "checked" or "failed"."""
@@ -122,10 +128,11 @@ class GrammarCompiler:
         limits: GrammarLimits | None = None,
     ) -> None:
         self.limits = limits or GrammarLimits()
-        self._builder = Builder(tokenizer_ll, self.limits)
+        tokenizer = tokenizer_ll.with_slices(SLICES)
+        self._builder = Builder(tokenizer, self.limits)
         self._pool = DeepPool(self.limits.compile_s)
         self._vocabulary = GrammarVocabulary(
-            tokenizer_ll, vocab_size, eos_ids, self.limits.max_idle_bytes
+            tokenizer, vocab_size, eos_ids, self.limits.max_idle_bytes
         )
         self._lock = threading.Lock()
         self._cache: OrderedDict[tuple[str, ...], Future[CompiledGrammar]] = OrderedDict()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from jsonschema import (
@@ -22,14 +23,33 @@ from engine.grammar.limits import GrammarLimits
 Json = Any
 """A value of JSON: dict, list, str, int, float, bool or None."""
 
-DIALECTS: dict[str, Any] = {
-    "http://json-schema.org/draft-04/schema": Draft4Validator,
-    "http://json-schema.org/draft-06/schema": Draft6Validator,
-    "http://json-schema.org/draft-07/schema": Draft7Validator,
-    "https://json-schema.org/draft/2019-09/schema": Draft201909Validator,
-    "https://json-schema.org/draft/2020-12/schema": Draft202012Validator,
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What differs between the versions of JSON Schema.
+
+    Args:
+        validator_class: jsonschema's class for it.
+        id_keyword: the keyword that names a schema as a resource.
+        is_ref_alone: `$ref` hides the `$id` beside it.
+    """
+
+    validator_class: Any
+    id_keyword: str = "$id"
+    is_ref_alone: bool = False
+
+
+DIALECTS: dict[str, Dialect] = {
+    "http://json-schema.org/draft-04/schema": Dialect(Draft4Validator, "id", True),
+    "http://json-schema.org/draft-06/schema": Dialect(Draft6Validator, is_ref_alone=True),
+    "http://json-schema.org/draft-07/schema": Dialect(Draft7Validator, is_ref_alone=True),
+    "https://json-schema.org/draft/2019-09/schema": Dialect(Draft201909Validator),
+    "https://json-schema.org/draft/2020-12/schema": Dialect(Draft202012Validator),
 }
-"""`$schema` without its fragment -> validator class; a schema without one is 2020-12."""
+"""`$schema` without its fragment -> dialect."""
+
+NEWEST = DIALECTS["https://json-schema.org/draft/2020-12/schema"]
+"""The dialect of a schema that names none."""
 
 MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose value maps free names to schemas."""
@@ -42,12 +62,11 @@ class SchemaDocument:
     Args:
         value: the schema, a private copy.
         text: `value` as compact JSON, properties in the order given.
-        validator_class: the jsonschema class of the dialect.
     """
 
     value: bool | dict[str, Json]
     text: str
-    validator_class: Any
+    dialect: Dialect
 
 
 def load_document(value: object, limits: GrammarLimits) -> SchemaDocument:
@@ -68,9 +87,9 @@ def load_document(value: object, limits: GrammarLimits) -> SchemaDocument:
             "",
         )
     copy = json.loads(text)
-    validator_class = _dialect(copy)
-    _check_valid(copy, validator_class, limits)
-    return SchemaDocument(copy, text, validator_class)
+    dialect = _dialect(copy)
+    _check_valid(copy, dialect.validator_class, limits)
+    return SchemaDocument(copy, text, dialect)
 
 
 def json_text(value: Json) -> str:
@@ -104,10 +123,10 @@ def _children(item: Json) -> list[Json]:
     return [child for child in item if isinstance(child, dict | list | tuple)]
 
 
-def _dialect(schema: Json) -> Any:
+def _dialect(schema: Json) -> Dialect:
     name = schema.get("$schema") if isinstance(schema, dict) else None
     if name is None:
-        return Draft202012Validator
+        return NEWEST
     found = DIALECTS.get(name.rstrip("#")) if isinstance(name, str) else None
     if found is None:
         raise SchemaError(
@@ -116,9 +135,14 @@ def _dialect(schema: Json) -> Any:
     return found
 
 
+@cache
+def _meta_validator(validator_class: Any) -> Any:
+    return validator_class(validator_class.META_SCHEMA)
+
+
 def _check_valid(schema: Json, validator_class: Any, limits: GrammarLimits) -> None:
     try:
-        error = best_match(validator_class(validator_class.META_SCHEMA).iter_errors(schema))
+        error = best_match(_meta_validator(validator_class).iter_errors(schema))
     except RecursionError as cause:
         raise SchemaError(
             f"the schema is nested too deep to be checked (depth limit {limits.max_depth})", ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.errors import SchemaError
-from engine.grammar.document import Json, pointer_of
+from engine.grammar.document import Json, SchemaDocument, pointer_of
 from engine.grammar.limits import GrammarLimits
 from engine.grammar.refs import RefIndex
 
@@ -59,15 +59,13 @@ class SchemaGraph:
         return iter(self.nodes.values())
 
 
-def build_graph(
-    root: bool | dict[str, Json], limits: GrammarLimits, id_keyword: str = "$id"
-) -> SchemaGraph:
-    """Walk from the root; references are resolved inside the document only.
+def build_graph(document: SchemaDocument, limits: GrammarLimits) -> SchemaGraph:
+    """Walk from the root of a document; references are resolved inside the document only.
 
     Raises:
         SchemaError: a reference that leads nowhere or out of the document, or a limit is passed.
     """
-    index = RefIndex(root, id_keyword)
+    index = RefIndex(document.value, document.dialect)
     graph = SchemaGraph()
     # (pointer, steps from the root): popping the latest pushed visits in recursive order.
     stack: list[tuple[str, int]] = [("", 0)]

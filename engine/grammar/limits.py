@@ -36,6 +36,9 @@ class GrammarLimits:
     max_idle_bytes: int = setting(
         1024, "blanks, or digits, in one run before a row is ended", low=16, high=1_000_000
     )
+    max_lexer_states: int = setting(
+        100_000, "states of one grammar's lexer (1 to 2 kB each) before it starts over", low=16
+    )
     cache_entries: int = setting(256, "compiled grammars kept", low=1, high=100_000)
 
     def __post_init__(self) -> None:

@@ -13,6 +13,9 @@ from engine.grammar.vocabulary import words
 
 __all__ = ["MaskJob", "apply_mask", "fill_masks", "words"]
 
+BITS = np.left_shift(np.uint32(1), np.arange(32, dtype=np.uint32)).view(np.int32)
+"""The 32 bits of a mask's word, lowest token id first."""
+
 
 @dataclass(frozen=True, slots=True)
 class MaskJob:
@@ -59,8 +62,7 @@ def apply_mask(logits: mx.array, bitmask: mx.array) -> mx.array:
             32 * words are illegal.
     """
     num_rows, vocab_size = logits.shape
-    bits = (bitmask[:, :, None] >> mx.arange(32, dtype=mx.int32)) & 1
-    legal = bits.reshape(num_rows, -1)[:, :vocab_size].astype(mx.bool_)
+    legal = ((bitmask[:, :, None] & mx.array(BITS)) != 0).reshape(num_rows, -1)[:, :vocab_size]
     if legal.shape[1] < vocab_size:
         legal = mx.pad(legal, [(0, 0), (0, vocab_size - legal.shape[1])])
     return mx.where(legal, logits, mx.array(-mx.inf, dtype=logits.dtype))

@@ -7,28 +7,24 @@ from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 from engine.errors import SchemaError
-from engine.grammar.document import MAPS, Json, pointer_of
+from engine.grammar.document import MAPS, Dialect, Json, pointer_of
 
 DATA = ("const", "enum", "default", "examples")
 """Keywords whose value is data: what looks like an `$id` in it is none."""
 
 
 class RefIndex:
-    """Resolves references of a document to JSON pointers; never looks outside it.
+    """Resolves references of a document to JSON pointers; never looks outside it."""
 
-    Args:
-        id_keyword: the keyword that names a resource, "$id" or draft-04's "id".
-    """
-
-    def __init__(self, root: bool | dict[str, Json], id_keyword: str = "$id") -> None:
+    def __init__(self, root: bool | dict[str, Json], dialect: Dialect) -> None:
         self._root = root
         self._bases: dict[str, str] = {}
         self._anchors: dict[tuple[str, str], str] = {}
         self._pointers: dict[str, str] = {"": ""}
-        for pointer, base, item in _objects(root, id_keyword):
+        for pointer, base, item in _objects(root, dialect):
             self._bases[pointer] = base
             self._pointers.setdefault(base, pointer)
-            for name in (item.get("$anchor"), _fragment(item.get(id_keyword))):
+            for name in (item.get("$anchor"), _fragment(item.get(dialect.id_keyword))):
                 if isinstance(name, str):
                     self._anchors[base, name] = pointer
 
@@ -84,7 +80,7 @@ class RefIndex:
 
 
 def _objects(
-    root: bool | dict[str, Json], id_keyword: str
+    root: bool | dict[str, Json], dialect: Dialect
 ) -> Iterator[tuple[str, str, dict[str, Json]]]:
     """Yield every object of a document with its pointer and base URI."""
     # (pointer, base, item, whether the names in item are free: it maps names to schemas)
@@ -94,7 +90,7 @@ def _objects(
         if isinstance(item, list):
             parts: list[tuple[str | int, Json]] = list(enumerate(item))
         elif isinstance(item, dict):
-            base = base if is_map else _base(item.get(id_keyword), base)
+            base = base if is_map else _base(item, base, dialect)
             yield pointer, base, {} if is_map else item
             parts = list(item.items())
         else:
@@ -105,7 +101,10 @@ def _objects(
                 stack.append((pointer + pointer_of((name,)), base, child, is_named))
 
 
-def _base(name: Json, base: str) -> str:
+def _base(item: dict[str, Json], base: str, dialect: Dialect) -> str:
+    name = item.get(dialect.id_keyword)
+    if dialect.is_ref_alone and "$ref" in item:
+        return base
     if isinstance(name, str) and not name.startswith("#"):
         return urldefrag(urljoin(base, name))[0]
     return base

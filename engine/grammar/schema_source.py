@@ -9,12 +9,12 @@ from llguidance import LLMatcher
 
 from engine.errors import SchemaError
 from engine.grammar.build import Builder, BuildError
+from engine.grammar.contents import check_contents
 from engine.grammar.document import Json, SchemaDocument, load_document
 from engine.grammar.endless import find_endless
 from engine.grammar.graph import SchemaGraph, build_graph
 from engine.grammar.report import Finding, SchemaReport
 from engine.grammar.rewrite import MaskSchema, make_mask_schema
-from engine.grammar.sizes import check_sizes
 from engine.grammar.unenforced import find_unenforced
 
 REASONS: tuple[tuple[str, tuple[str, ...], str], ...] = (
@@ -70,9 +70,8 @@ def compile_schema(value: Json, may_drop: bool, builder: Builder) -> SchemaSourc
     document = load_document(value, builder.limits)
     if document.value is False:
         raise SchemaError("the schema is false: no document is valid", "")
-    id_keyword = "id" if "id" in document.validator_class.META_SCHEMA else "$id"
-    graph = build_graph(document.value, builder.limits, id_keyword)
-    check_sizes(graph, builder.limits)
+    graph = build_graph(document, builder.limits)
+    check_contents(graph, builder.limits)
     unenforced = find_unenforced(graph)
     if unenforced and not may_drop:
         raise _refusal(unenforced)

@@ -23,8 +23,11 @@ Bitmask = NDArray[np.int32]
 class MatcherSource(Protocol):
     """What a state is started from (engine.grammar.compile.CompiledGrammar)."""
 
-    def template(self, spoiled: LLMatcher | None) -> LLMatcher:
-        """Return a matcher to copy, another one than `spoiled`."""
+    def template(self) -> LLMatcher:
+        """Return a matcher to copy."""
+
+    def discard(self, template: LLMatcher) -> None:
+        """Never return `template` again: a copy of it has failed."""
 
     def check_text(self, text: str, is_accepting: bool) -> str:
         """Judge a finished text: "enforced", "checked" or "failed"."""
@@ -58,7 +61,7 @@ class GrammarState:
     ) -> None:
         self._source = source
         self._vocabulary = vocabulary
-        self._template = source.template(None)
+        self._template = source.template()
         self._matcher = self._template.deep_copy()
         self._tokens: list[int] = []
         self._idle_kind = ""
@@ -89,9 +92,12 @@ class GrammarState:
         known = self._vocabulary.known_prefix(tokens)
         if not known:
             return 0
-        found = self._live().validate_tokens(known)
-        if self._matcher.is_error():
+        try:
             found = self._live().validate_tokens(known)
+            if self._matcher.is_error():
+                found = self._live().validate_tokens(known)
+        except RowError:
+            return 0
         return 0 if self._matcher.is_error() else found
 
     def advance(self, tokens: Sequence[int]) -> None:
@@ -124,9 +130,15 @@ class GrammarState:
             None, or why a row is unusable: an error of the matcher, or no legal token.
         """
         error = self._try_fill(draft, rows)
-        if error is not None and self._matcher.is_error():
+        if error is None or not self._matcher.is_error():
+            return error
+        try:
             self._restart()
-            error = self._try_fill(draft, rows)
+        except RowError as failure:
+            return str(failure)
+        error = self._try_fill(draft, rows)
+        if self._matcher.is_error():
+            self._source.discard(self._template)
         return error
 
     def check_text(self, text: str) -> str:
@@ -134,29 +146,31 @@ class GrammarState:
         return self._source.check_text(text, self.is_accepting)
 
     def _try_fill(self, draft: Sequence[int], rows: Bitmask) -> str | None:
-        matcher = self._matcher
-        start, stride = rows.ctypes.data, rows.strides[0]
+        matcher, num_words = self._matcher, self._vocabulary.num_words
+        if rows.shape[1] > num_words:
+            rows[: len(draft) + 1, num_words:] = 0
+        words, address, stride = rows.data, rows.ctypes.data, rows.strides[0]
+        error = self._fill_row(words, 0, address)
         num_taken = 0
-        error = self._fill_row(rows[0], start)
         for token in draft:
             if error is not None:
                 break
             if not matcher.consume_token(token):
                 return f"draft token {token} is not legal: {self._reason()}"
             num_taken += 1
-            error = self._fill_row(rows[num_taken], start + num_taken * stride)
+            error = self._fill_row(words, num_taken, address + num_taken * stride)
         if num_taken and not matcher.is_error() and not matcher.rollback(num_taken):
             return self._reason()
         return error
 
-    def _fill_row(self, row: NDArray[np.int32], address: int) -> str | None:
-        matcher, vocabulary = self._matcher, self._vocabulary
-        matcher.unsafe_compute_mask_ptr(address, 4 * vocabulary.num_words)
+    def _fill_row(self, rows: memoryview, index: int, address: int) -> str | None:
+        matcher = self._matcher
+        matcher.unsafe_compute_mask_ptr(address, 4 * self._vocabulary.num_words)
+        # In an error the mask looks like the end of a document, and nothing is raised.
         if matcher.is_error():
             return self._reason()
-        is_accepting = matcher.is_accepting()
-        vocabulary.set_ends(row, is_accepting)
-        if not is_accepting and not row.any():
+        was_cleared = self._vocabulary.set_ends(rows, index, matcher.is_accepting())
+        if was_cleared and not any(rows[index, word] for word in range(self._vocabulary.num_words)):
             return "dead end: no token is legal and the document is not complete"
         return None
 
@@ -167,7 +181,8 @@ class GrammarState:
         return self._matcher
 
     def _restart(self) -> None:
-        self._template = self._source.template(self._template)
+        self._source.discard(self._template)
+        self._template = self._source.template()
         self._matcher = self._template.deep_copy()
         if self._tokens:
             self._matcher.consume_tokens(self._tokens)

@@ -47,7 +47,7 @@ class SchemaCheck:
     @classmethod
     def of(cls, document: SchemaDocument) -> SchemaCheck:
         """Build the check from a document that is known to be a schema."""
-        kind = document.validator_class
+        kind = document.dialect.validator_class
         return cls(kind(document.value, registry=Registry(), format_checker=kind.FORMAT_CHECKER))
 
     def accepts(self, text: str) -> bool:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 from llguidance import LLTokenizer
-from numpy.typing import NDArray
 
 from engine.errors import SettingError
 
@@ -42,12 +40,17 @@ class GrammarVocabulary:
         self.max_idle_bytes = max_idle_bytes
         self._num_known = min(vocab_size, tokenizer.vocab_size)
         self._ends = eos_ids | frozenset(tokenizer.eos_tokens)
-        self._end_bits = [(token // 32, _bit(token)) for token in sorted(eos_ids)]
-        self._other_ends = [
-            (token // 32, ~_bit(token)) for token in set(tokenizer.eos_tokens) - eos_ids
+        self._end_bits = [(token // 32, _signed(1 << token % 32)) for token in sorted(eos_ids)]
+        # Bits never legal: ends of the tokenizer that do not end this model's rows, and ids in
+        # the tokenizer's last word that the logits do not have.
+        self._never = [
+            (token // 32, _signed(1 << token % 32))
+            for token in sorted(set(tokenizer.eos_tokens) - eos_ids)
         ]
-        # Ids in the tokenizer's last word that the logits do not have.
-        self._padding = _padding(vocab_size, self.num_words)
+        surplus = 32 * self.num_words - vocab_size
+        if surplus > 0:
+            padding = 0xFFFFFFFF & ~(0xFFFFFFFF >> surplus)
+            self._never.append((self.num_words - 1, _signed(padding)))
         self._idle: dict[int, tuple[str, int]] = {}
 
     def known_prefix(self, tokens: Sequence[int]) -> list[int]:
@@ -59,16 +62,26 @@ class GrammarVocabulary:
             known.append(int(token))
         return known
 
-    def set_ends(self, row: NDArray[np.int32], is_accepting: bool) -> None:
-        """Make every end token legal or illegal in a mask, and ids without a token illegal."""
-        if len(row) > self.num_words:
-            row[self.num_words :] = 0
-        if self._padding is not None:
-            row[self.num_words - 1] &= self._padding
-        for word, others in self._other_ends:
-            row[word] &= others
+    def set_ends(self, rows: memoryview, index: int, is_accepting: bool) -> bool:
+        """Make every end token legal or illegal in one mask, and ids without a token illegal.
+
+        Args:
+            rows: [rows, words] of signed 32-bit words; an element costs a third of a numpy one.
+
+        Returns:
+            True when the mask had an end token legal that is not; it may be left empty.
+        """
+        for word, bits in self._never:
+            rows[index, word] &= ~bits
+        was_cleared = False
         for word, bit in self._end_bits:
-            row[word] = row[word] | bit if is_accepting else row[word] & ~bit
+            value = rows[index, word]
+            if is_accepting:
+                rows[index, word] = value | bit
+            elif value & bit:
+                rows[index, word] = value & ~bit
+                was_cleared = True
+        return was_cleared
 
     def idle_kind(self, token: int) -> tuple[str, int]:
         """Return ("blanks" | "digits" | "", bytes): what a token is if it is nothing else."""
@@ -90,12 +103,6 @@ def _kind(text: bytes) -> str:
     return "" if text.strip(DIGITS) else "digits"
 
 
-def _bit(token: int) -> np.int32:
-    return np.uint32(1 << token % 32).astype(np.int32)
-
-
-def _padding(vocab_size: int, num_words: int) -> np.int32 | None:
-    surplus = 32 * num_words - vocab_size
-    if surplus <= 0:
-        return None
-    return np.uint32(0xFFFFFFFF >> surplus).astype(np.int32)
+def _signed(word: int) -> int:
+    """Return an unsigned 32-bit word as the signed integer with the same bits."""
+    return word - 2**32 if word >= 2**31 else word

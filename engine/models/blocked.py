@@ -9,6 +9,7 @@ nothing. docs/decisions/blas.md has the figures.
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -85,7 +86,8 @@ def use_blocked_products(model: nn.Module) -> None:
 
     The layers keep their arrays and names; only the arithmetic of their products is another.
     """
-    for _, module in model.named_modules():
+    walk: Any = model.named_modules  # has no annotations
+    for _, module in walk():
         kind = BLOCKED.get(type(module))
         if kind is not None and module.weight.dtype == mx.float32:
             module.__class__ = kind

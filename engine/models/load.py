@@ -14,11 +14,12 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm import utils as mlx_lm_utils
 
-from engine.backend import default_dtype, prefers_blocked_products
+from engine.backend import backend_info, default_dtype, prefers_blocked_products
 from engine.errors import ModelError, SettingError
 from engine.models.blocked import use_blocked_products
 from engine.models.entry import find_entry
 from engine.models.pull import locate
+from engine.models.rotary import share_rotations
 from engine.models.safetensors import check_weights
 from engine.models.tokenizer import Tokenizer
 from engine.models.vocabulary import check_same_vocabulary as check_same_tokens
@@ -118,9 +119,17 @@ def _read(folder: Path, dtype: str) -> tuple[Module, dict[str, Any]]:
             "mlx_lm.convert"
         ) from error
     model.set_dtype(getattr(mx, dtype))
+    if dtype == "float32":
+        _tune(model)
+    return model, config
+
+
+def _tune(model: Module) -> None:
+    """Let a float32 model compute the way the backend is fast at; the arrays stay as they are."""
+    if backend_info().device == "cpu":
+        share_rotations(model)
     if prefers_blocked_products():
         use_blocked_products(model)
-    return model, config
 
 
 def _share_arrays(model: Module, parent: Module | None) -> None:

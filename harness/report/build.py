@@ -19,7 +19,7 @@ _WORST_FIRST: tuple[GateStatus, ...] = ("fail", "incomplete", "pass")
 def build_report(data: RunData) -> RunReport:
     """Return the report of a run; gates that were not stored yet are evaluated."""
     index = RunIndex(data)
-    gates = data.gates or gate_rules.evaluate(data)
+    gates = tuple(sorted(data.gates or gate_rules.evaluate(data), key=_gate_order))
     noise = _noise(index, CellReader(index, gates))
     refusals = (*data.run.machine_refusals, *noise_refusals(noise))
     groups = tuple(_groups(index, CellReader(index, gates, refusals), noise))
@@ -60,6 +60,10 @@ def comparison_rows(report: RunReport) -> tuple[ComparisonRow, ...]:
         for cell in report.cells
         for against in cell.ratios
     )
+
+
+def _gate_order(gate: GateRow) -> tuple[int, str, str, str]:
+    return (gate_rules.ORDER.index(gate.name), gate.model, gate.workload, gate.cell)
 
 
 def _noise(index: RunIndex, reader: CellReader) -> Mapping[Place, Against]:

@@ -39,7 +39,9 @@ LEGEND = (
     "Speeds are medians: aggregate (decode steps at full occupancy) over blocks, per stream over "
     "requests. Percentiles are by nearest rank; p95 is marked `*` below 59 requests and left out "
     "below 20. Ratios compare aggregate speeds block by block: from 6 blocks on by Hodges-Lehmann "
-    "with the exact Wilcoxon interval, from 3 by Student's t (provisional). Peak GB is resident "
+    "with the exact Wilcoxon interval, from 3 by Student's t (provisional). A verdict is `same` "
+    "within 3 %, `~` where the interval leaves it open; detectable is the smallest change found "
+    "with 80 % power; above a CV of 10 % there is no verdict. Peak GB is resident "
     "memory. conform: replies that are what their schema asks for, and the share this proves with "
     "95 % confidence."
 )

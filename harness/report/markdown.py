@@ -40,8 +40,9 @@ def _banner(report: RunReport) -> str:
         "**QUOTABLE**" if report.is_quotable else f"**UNQUOTABLE**: {why}",
         (
             f"Run {escape(run.run_id)}, {escape(run.created_at)}, preset {escape(run.preset)}: "
-            f"{run.blocks} blocks of {run.prompts} prompts, cap {cap} tokens a reply (a grammar "
-            f"cell keeps what its schema needs), seed {run.seed}. Exit code {report.exit_code}."
+            f"{numbers.counted(run.blocks, 'block')} of {numbers.counted(run.prompts, 'prompt')}, "
+            f"cap {cap} tokens a reply (a grammar cell keeps what its schema needs), "
+            f"seed {run.seed}. Exit code {report.exit_code}."
         ),
     )
     return "\n\n".join(lines)

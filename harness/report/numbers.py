@@ -30,6 +30,11 @@ def count(value: int | None) -> str:
     return DASH if value is None else str(value)
 
 
+def counted(value: int, noun: str) -> str:
+    """Return a number with its noun, e.g. `1 block` or `7 blocks`."""
+    return f"{value} {noun}" if value == 1 else f"{value} {noun}s"
+
+
 def rate(value: float | None) -> str:
     """Return tokens a second with three significant digits or more."""
     return fixed(value, 1 if value is None or value < 100 else 0)

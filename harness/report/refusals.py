@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from harness.report.figures import Against, GateSummary, Group
+from harness.report.numbers import counted
 from harness.stats import MIN_BLOCKS_VERDICT, TOLERANCE, Ratio, percentile
 from harness.store.index import Place
 from harness.store.loaded import BlockRow
@@ -57,7 +58,8 @@ def unquotable(
     if run.git_dirty:
         reasons.append("the working tree has uncommitted changes")
     if run.blocks < MIN_BLOCKS_VERDICT:
-        reasons.append(f"{run.blocks} blocks; a verdict needs {MIN_BLOCKS_VERDICT}")
+        blocks = counted(run.blocks, "block")
+        reasons.append(f"{blocks}; a verdict needs {MIN_BLOCKS_VERDICT}")
     reasons += [f"gate {gate.name}: {gate.status}" for gate in gates if gate.status != "pass"]
     if run.blocks >= MIN_BLOCKS_VERDICT and not any(group.noise for group in groups):
         reasons.append("no baseline was repeated, so the noise is unknown")

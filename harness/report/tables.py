@@ -79,8 +79,9 @@ def closing_lines(report: RunReport) -> list[str]:
     quotable = "quotable" if report.is_quotable else "not quotable"
     why = "" if report.is_quotable else f" ({'; '.join(report.unquotable_reasons)})"
     lines.append(
-        f"{outcome_word(report.exit_code)}: run {run.run_id}, {run.blocks} blocks of "
-        f"{run.prompts} prompts, cap {run.max_tokens or 'of the workload'}; {quotable}{why}"
+        f"{outcome_word(report.exit_code)}: run {run.run_id}, "
+        f"{numbers.counted(run.blocks, 'block')} of {numbers.counted(run.prompts, 'prompt')}, "
+        f"cap {run.max_tokens or 'of the workload'}; {quotable}{why}"
     )
     return list(map(one_line, lines))
 

@@ -1,4 +1,4 @@
-"""A constrained row is legal, equal to the oracle's, and ends truthfully, whatever drafts for it."""
+"""A constrained row is legal and the oracle's, and ends truthfully, whatever drafts for it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,14 @@ from engine.draft.registry import build_drafter
 from engine.errors import SchemaError
 from engine.loop import Engine
 from engine.oracle import Oracle
-from engine.request import Completion, Constraint, ConstraintKind, FinishReason, Request
-from engine.request import SamplingParams
+from engine.request import (
+    Completion,
+    Constraint,
+    ConstraintKind,
+    FinishReason,
+    Request,
+    SamplingParams,
+)
 from engine.testing import ScriptedDrafter, request_for, tiny_model
 
 SCHEMA: dict[str, Any] = {

@@ -9,9 +9,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jsonschema_rs
+import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from engine.grammar.compile import GrammarCompiler
+from engine.grammar.mask import words
+from engine.grammar.state import GrammarState
+from engine.request import Constraint, ConstraintKind
 from harness.grade import Outcome, grade_reply
 from harness.validation import DIALECT, schema_check
 from harness.workload import Prompt, Workload, load_workload
@@ -20,8 +25,9 @@ WORKLOAD = load_workload("json-extract")
 SCHEMAS = sorted(WORKLOAD.schemas)
 PROMPTS = WORKLOAD.prompts + WORKLOAD.warmup
 
-FORMAT_CHARS = {"date": len("2024-02-29"), "ipv4": len("255.255.255.255")}
 PLAIN_DATES = "^20[0-9]{2}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])$"
+
+TURNS = ["system", "user", "assistant", "user"]
 
 ABSENT = object()
 
@@ -59,12 +65,13 @@ INVALID: dict[str, list[dict[str, Any]]] = {
     ],
     "invoice": [
         {"number": "2041"},
-        {"total": 10000},
-        {"total": 1.005},
-        {"total": "114.90"},
+        {"total": "10000.00"},
+        {"total": "1.005"},
+        {"total": "01.00"},
+        {"total": 114.9},
         {"lines": []},
         {"lines": [{"item": "ink", "qty": 1}]},
-        {"lines": [{"item": "ink", "qty": 1.5, "price": 1}]},
+        {"lines": [{"item": "ink", "qty": 1.5, "price": "1.00"}]},
         {"issued": "05.03.2024"},
         {"currency": "eur"},
         {"seller": "Paper\u00e9"},
@@ -90,7 +97,7 @@ INVALID: dict[str, list[dict[str, Any]]] = {
     ],
     "product-listing": [
         {"sku": "LM22081"},
-        {"price": -1},
+        {"price": "-1.00"},
         {"stock": 10000},
         {"size_cm": {"w": 1, "h": 1}},
         {"size_cm": {"w": 1, "h": 1, "d": 1, "kg": 1}},
@@ -132,77 +139,6 @@ INVALID: dict[str, list[dict[str, Any]]] = {
 }
 
 
-class UnboundedError(Exception):
-    """A schema node that allows documents of any length, or one this file cannot bound."""
-
-
-def longest(node: Mapping[str, Any], root: Mapping[str, Any]) -> int:
-    """Return an upper bound of the bytes of a compact document of `node`.
-
-    A token spells one byte at least, so it also bounds the tokens, however they are cut.
-    """
-    if "$ref" in node:
-        return longest(root["$defs"][node["$ref"].removeprefix("#/$defs/")], root)
-    if "enum" in node:
-        return max(len(json.dumps(value)) for value in node["enum"])
-    try:
-        return LONGEST[node["type"]](node, root)
-    except KeyError as missing:
-        raise UnboundedError(f"{missing} in {node}") from None
-
-
-def _longest_string(node: Mapping[str, Any], root: Mapping[str, Any]) -> int:
-    quotes = 2
-    if "format" in node:
-        return FORMAT_CHARS[node["format"]] + quotes
-    if not is_plain_ascii(node["pattern"]):
-        raise UnboundedError(f"pattern {node['pattern']} allows more than plain ASCII")
-    return int(node["maxLength"]) + quotes
-
-
-def _longest_integer(node: Mapping[str, Any], root: Mapping[str, Any]) -> int:
-    return max(len(str(node["minimum"])), len(str(node["maximum"])))
-
-
-def _longest_number(node: Mapping[str, Any], root: Mapping[str, Any]) -> int:
-    decimals = len(str(node["multipleOf"]).partition(".")[2])
-    wholes = _longest_integer({key: int(node[key]) for key in ("minimum", "maximum")}, root)
-    return wholes + len(".") + decimals
-
-
-def _longest_array(node: Mapping[str, Any], root: Mapping[str, Any]) -> int:
-    count = node["maxItems"]
-    return 2 + count * longest(node["items"], root) + max(0, count - 1)
-
-
-def _longest_object(node: Mapping[str, Any], root: Mapping[str, Any]) -> int:
-    if node["additionalProperties"] is not False:
-        raise UnboundedError("additionalProperties")
-    members = node["properties"].items()
-    inner = sum(len(json.dumps(key)) + 1 + longest(value, root) for key, value in members)
-    return 2 + inner + max(0, len(members) - 1)
-
-
-LONGEST = {
-    "object": _longest_object,
-    "array": _longest_array,
-    "string": _longest_string,
-    "integer": _longest_integer,
-    "number": _longest_number,
-    "boolean": lambda node, root: len("false"),
-}
-
-
-def is_plain_ascii(pattern: str) -> bool:
-    """True when every string that matches is ASCII that JSON writes without an escape.
-
-    Only patterns from ^ to $ of literals, groups and positive classes pass, and a class holds
-    single characters and the ranges of letters and digits.
-    """
-    unit = r"[A-Za-z0-9 ,:-]|\[(?:A-Z|a-z|0-9|[A-Za-z0-9 .,:'&/()+-])+\]|[()|]"
-    return re.fullmatch(rf"\^(?:(?:{unit})(?:[*+?]|\{{\d+(?:,\d+)?\}})?)+\$", pattern) is not None
-
-
 def nodes(node: Any) -> Iterator[Mapping[str, Any]]:
     if isinstance(node, Mapping):
         yield node
@@ -215,6 +151,7 @@ def compact(document: Any) -> str:
 
 
 BYTES = LLTokenizer("byte")
+GRAMMARS = GrammarCompiler(BYTES, BYTES.vocab_size, frozenset({BYTES.eos_token}))
 
 
 def matcher(schema: Mapping[str, Any]) -> LLMatcher:
@@ -293,75 +230,6 @@ def test_the_schemas_are_as_mixed_as_real_ones() -> None:
         assert any(word in part for parts in found.values() for part in parts), word
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_the_longest_document_fits_the_budget(name: str) -> None:
-    bound = longest(WORKLOAD.schemas[name], WORKLOAD.schemas[name])
-    end_token = 1
-    assert bound + end_token <= WORKLOAD.max_tokens
-
-
-def test_the_budget_is_not_more_than_the_schemas_need() -> None:
-    bounds = [longest(schema, schema) for schema in WORKLOAD.schemas.values()]
-    assert WORKLOAD.max_tokens - max(bounds) < 16
-
-
-@pytest.mark.parametrize(
-    ("schema", "bound"),
-    [
-        ({"type": "integer", "minimum": -5, "maximum": 10}, 2),
-        ({"type": "number", "minimum": 0, "maximum": 999.99, "multipleOf": 0.01}, 6),
-        ({"type": "number", "minimum": -10, "maximum": 5, "multipleOf": 0.5}, 5),
-        ({"type": "boolean"}, 5),
-        ({"enum": ["a", "bcd", None]}, 5),
-        ({"type": "string", "format": "date"}, 12),
-        ({"type": "string", "pattern": "^[a-z]+$", "maxLength": 3}, 5),
-        (
-            {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
-            len("[false,false,false]"),
-        ),
-        (
-            {
-                "type": "object",
-                "properties": {"a": {"type": "boolean"}, "b": {"enum": [1]}},
-                "additionalProperties": False,
-            },
-            len('{"a":false,"b":1}'),
-        ),
-    ],
-)
-def test_the_longest_document_of_small_schemas_is_known(schema: dict[str, Any], bound: int) -> None:
-    assert longest(schema, schema) == bound
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {},
-        {"type": "string"},
-        {"type": "string", "maxLength": 5},
-        {"type": "string", "pattern": "^[a-z]+$"},
-        {"type": "string", "pattern": "^[^a]+$", "maxLength": 5},
-        {"type": "string", "pattern": "^.+$", "maxLength": 5},
-        {"type": "string", "pattern": "[a-z]", "maxLength": 5},
-        {"type": "string", "pattern": "^[ -~]+$", "maxLength": 5},
-        {"type": "string", "pattern": '^["]+$', "maxLength": 5},
-        {"type": "string", "pattern": r"^\w+$", "maxLength": 5},
-        {"type": "string", "pattern": "^[a-z\u00e4]+$", "maxLength": 5},
-        {"type": "string", "format": "uri"},
-        {"type": "integer", "minimum": 0},
-        {"type": "number", "minimum": 0, "maximum": 1},
-        {"type": "array", "items": {"type": "boolean"}},
-        {"type": "array", "maxItems": 2},
-        {"type": "object", "properties": {}},
-        {"type": "object", "properties": {}, "additionalProperties": True},
-        {"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": False},
-    ],
-)
-def test_a_schema_without_a_bound_is_noticed(schema: dict[str, Any]) -> None:
-    with pytest.raises(UnboundedError):
-        longest(schema, schema)
-
-
 @pytest.mark.parametrize("avoid", [b"", b'"]},', b'"]},.'], ids=["any", "long", "long wholes"])
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_whatever_the_mask_allows_is_valid_and_inside_the_bound(name: str, avoid: bytes) -> None:
@@ -370,7 +238,38 @@ def test_whatever_the_mask_allows_is_valid_and_inside_the_bound(name: str, avoid
         text = walk(with_plain_dates(schema), random.Random(f"{name}/{seed}"), avoid)
         assert grade_reply(text, "stop", schema).outcome is Outcome.OK, text
         assert jsonschema_rs.is_valid(schema, json.loads(text), validate_formats=True), text
-        assert len(text) <= longest(schema, schema)
+        assert len(text) < WORKLOAD.max_tokens
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_the_engine_enforces_every_word_of_a_schema(name: str) -> None:
+    assert GRAMMARS.compile(constraint(name)).report.unenforced == ()
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_the_scorer_finds_every_document_right_that_the_engine_lets_through(name: str) -> None:
+    grammar, schema = GRAMMARS.compile(constraint(name)), WORKLOAD.schemas[name]
+    for seed in range(10):
+        state, written = grammar.start(), bytearray()
+        rng = random.Random(f"{name}/engine/{seed}")
+        while not state.is_finished:
+            written.append(rng.choice(legal_bytes(state)))
+            state.advance(written[-1:])
+        text = written.decode()
+        assert state.check_text(text) == "enforced", text
+        assert grade_reply(text, "stop", schema).outcome is Outcome.OK, text
+        assert len(text) < WORKLOAD.max_tokens
+
+
+def legal_bytes(state: GrammarState) -> list[int]:
+    rows = np.zeros((1, words(BYTES.vocab_size)), dtype=np.int32)
+    assert state.fill((), rows) is None
+    bits = np.unpackbits(rows.view(np.uint8), bitorder="little")[:256]
+    return [int(token) for token in np.flatnonzero(bits)]
+
+
+def constraint(name: str) -> Constraint:
+    return Constraint(kind=ConstraintKind.JSON_SCHEMA, value=WORKLOAD.schemas[name])
 
 
 @pytest.mark.parametrize("item", PROMPTS, ids=[item.id for item in PROMPTS])
@@ -404,15 +303,29 @@ def leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def test_prompts_of_one_schema_share_the_system_message_that_tells_its_shape() -> None:
+def test_prompts_of_one_schema_begin_alike_and_tell_its_keys() -> None:
     told: dict[str, set[str]] = {}
     for item in PROMPTS:
-        assert item.messages[0]["role"] == "system"
-        told.setdefault(item.schema_name or "", set()).add(item.messages[0]["content"])
+        assert [message["role"] for message in item.messages] == TURNS
+        told.setdefault(item.schema_name or "", set()).add(json.dumps(item.messages[:-1]))
     assert {name: len(texts) for name, texts in told.items()} == dict.fromkeys(SCHEMAS, 1)
-    for name, (text,) in told.items():
-        for key in keys(WORKLOAD.schemas[name]):
-            assert f'"{key}":' in text, (name, key)
+    for name, item in first_prompts().items():
+        words = set(re.findall(r"\w+", item.messages[0]["content"]))
+        assert keys(WORKLOAD.schemas[name]) <= words
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_the_example_is_right_and_is_no_prompt(name: str) -> None:
+    _, asked, answered, _ = (message["content"] for message in first_prompts()[name].messages)
+    schema = WORKLOAD.schemas[name]
+    assert grade_reply(answered, "stop", schema).outcome is Outcome.OK
+    assert compact(json.loads(answered)) == answered
+    assert mask_allows(schema, answered)
+    assert asked not in {item.messages[-1]["content"] for item in PROMPTS}
+
+
+def first_prompts() -> dict[str, Prompt]:
+    return {item.schema_name or "": item for item in reversed(PROMPTS)}
 
 
 def keys(schema: Mapping[str, Any]) -> set[str]:

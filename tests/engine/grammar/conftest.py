@@ -40,11 +40,18 @@ class ByteVocabulary:
 class Bench:
     """A compiler over the byte vocabulary, and questions about grammars by text."""
 
-    def __init__(self, limits: GrammarLimits | None = None, vocab_size: int | None = None) -> None:
+    def __init__(
+        self,
+        limits: GrammarLimits | None = None,
+        vocab_size: int | None = None,
+        ends: list[int] | None = None,
+    ) -> None:
         self.vocabulary = ByteVocabulary()
-        self.ends = self.vocabulary.special_token_ids
+        self.ends = ends or self.vocabulary.special_token_ids
         self.vocab_size = vocab_size or len(self.vocabulary.tokens)
-        self.tokenizer = LLTokenizer(TokenizerWrapper(self.vocabulary), eos_token=list(self.ends))
+        self.tokenizer = LLTokenizer(
+            TokenizerWrapper(self.vocabulary), eos_token=self.vocabulary.special_token_ids
+        )
         self.compiler = GrammarCompiler(
             self.tokenizer, self.vocab_size, frozenset(self.ends), limits or GrammarLimits()
         )
@@ -55,10 +62,12 @@ class Bench:
     def compile(
         self,
         value: object,
-        kind: ConstraintKind = ConstraintKind.JSON_SCHEMA,
+        kind: str = ConstraintKind.JSON_SCHEMA,
         on_unsupported: str = "refuse",
     ) -> CompiledGrammar:
-        constraint = Constraint(kind=kind, value=value, on_unsupported=on_unsupported)
+        constraint = Constraint(
+            kind=ConstraintKind(kind), value=value, on_unsupported=on_unsupported
+        )
         return self.compiler.compile(constraint)
 
     def accepts(self, grammar: CompiledGrammar, text: str) -> bool:
@@ -85,5 +94,5 @@ def bench() -> Bench:
 
 @pytest.fixture(scope="session")
 def make_bench():
-    """Build a bench of one's own: `make_bench(limits=..., vocab_size=...)`."""
+    """Build a bench of one's own: `make_bench(limits, vocab_size=..., ends=...)`."""
     return Bench

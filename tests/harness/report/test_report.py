@@ -237,7 +237,8 @@ def test_stored_reasons_stay_and_are_not_repeated(tmp_path: Path) -> None:
         second = build_report(store.load_run(sample.run_id))
     assert second.unquotable_reasons == ("on battery", *first.unquotable_reasons)
     assert second.groups == first.groups
-    assert set(second.gates) == set(first.gates)
+    assert second.gates == first.gates
+    assert second.summaries == first.summaries
 
 
 def test_empty_replies_are_counted_and_give_no_figure(tmp_path: Path) -> None:

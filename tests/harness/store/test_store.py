@@ -280,8 +280,9 @@ def test_a_database_of_a_newer_fm_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_names_of_the_migrations_are_those_that_are_defined() -> None:
-    defined = [migration.name for migration in migrations.pending(Database(memory=True))]
-    assert tuple(defined) == MIGRATIONS
+    database = Database(memory=True)
+    assert tuple(item.name for item in migrations.pending(database)) == MIGRATIONS
+    database.close()
 
 
 def test_opening_again_changes_nothing(tmp_path: Path) -> None:
