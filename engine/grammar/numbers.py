@@ -22,8 +22,11 @@ BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 MAX_WHOLE = 2**53
 """Up to here every integer is a double."""
 
-MAX_DECIMALS = 11
-"""Finest step the compiler reads: 1e-11."""
+MAX_BOUND = 2**63 - 1024
+"""The largest double a 64-bit integer holds: the compiler writes no bound beyond it."""
+
+MAX_DECIMALS = 10
+"""Finest step the compiler reads: 1e-10."""
 
 
 def normalise_counts(schema: Schema, max_repeats: int) -> list[str]:
@@ -52,7 +55,7 @@ def normalise_bounds(schema: Schema) -> list[str]:
             changed.append(exclusive)
     for keyword in BOUNDS:
         value = schema.get(keyword)
-        if isinstance(value, int) and abs(value) > MAX_WHOLE:
+        if value is not None and abs(value) > MAX_WHOLE:
             schema[keyword] = _inner_double(value, "min" in keyword.lower())
             changed.append(keyword)
     return changed
@@ -108,15 +111,18 @@ def _beyond(bound: float | None, largest: int) -> int:
     return max(largest, math.ceil(bound) * 10)
 
 
-def _inner_double(value: int, is_lower: bool) -> float:
-    if abs(value) >= 2**1023:
-        return math.copysign(1e300, value)
+def _inner_double(value: float, is_lower: bool) -> int:
+    """Return the nearest whole double inside a bound, as the integer it is."""
+    if (value < 0) is is_lower and abs(value) > MAX_BOUND:
+        return -MAX_BOUND if is_lower else MAX_BOUND
+    if abs(value) > 2**1000:
+        return int(value)
     found = float(value)
     if is_lower and int(found) < value:
-        return math.nextafter(found, math.inf)
+        found = math.nextafter(found, math.inf)
     if not is_lower and int(found) > value:
-        return math.nextafter(found, -math.inf)
-    return found
+        found = math.nextafter(found, -math.inf)
+    return int(found)
 
 
 def _decimals(value: float | None) -> int:

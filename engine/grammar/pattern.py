@@ -23,12 +23,7 @@ WIDE = {
 }
 """What at least one dialect counts as one."""
 
-_AMBIGUOUS = {
-    r"\(\?[a-zA-Z]*x": "has the flag x, under which dialects skip different blanks",
-    r"\[\[:": "holds a named class such as [:alpha:], which is one in some dialects only",
-}
-"""What looks the same and means different things; pattern -> reason."""
-
+_VERBOSE = re.compile(r"\(\?[a-zA-Z]*x")
 _PIECE = re.compile(r"\\.|\[\^?|\]|[*+?}]\+|.", re.DOTALL)
 
 
@@ -42,28 +37,24 @@ def narrow_pattern(pattern: str) -> str:
     Raises:
         PatternError: not a regular expression, or one that dialects read differently.
     """
-    for sign, reason in _AMBIGUOUS.items():
-        if re.search(sign, pattern):
-            raise PatternError(reason)
-    try:
-        with warnings.catch_warnings():
-            # Python warns of set operators, which Rust obeys; it also warns of "[[", escaped here.
-            warnings.simplefilter("error", FutureWarning)
-            warnings.filterwarnings("ignore", "Possible nested set", FutureWarning)
-            check_readable(pattern)
-    except FutureWarning as error:
-        raise PatternError(f"holds what some dialects read as a set operator: {error}") from error
+    if _VERBOSE.search(pattern):
+        raise PatternError("has the flag x, under which dialects skip different blanks")
+    check_readable(pattern)
     return "".join(_translate(pattern))
 
 
 def check_readable(pattern: str) -> None:
-    """Raise PatternError when Python's `re`, which the validator uses, cannot read the pattern."""
+    """Raise PatternError when Python's `re`, which the validator uses, does not read the pattern.
+
+    A pattern that Python warns of is none either: "[[" and "&&" in a set, which other dialects
+    take for set operators.
+    """
     try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise PatternError(
-            f"is not a regular expression the validator can read: {error}"
-        ) from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", FutureWarning)
+            re.compile(pattern)
+    except (re.error, OverflowError, RecursionError, FutureWarning) as error:
+        raise PatternError(f"is not a regular expression the validator reads: {error}") from error
 
 
 def _translate(pattern: str) -> Iterator[str]:

@@ -65,7 +65,7 @@ TABLE: dict[str, tuple[object, list[str], list[str]]] = {
     "multiples": ({"type": "integer", "multipleOf": 3}, ["0", "3", "-9"], ["1", "4", "3.0"]),
     "multiples of a binary fraction": (
         {"type": "number", "multipleOf": 0.25},
-        ["0.25", "1.5", "3"],
+        ["0.25", "1.50", "3"],
         ["0.1", "0.3"],
     ),
     "bounds on a value that may be no number": (
