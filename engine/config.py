@@ -17,6 +17,9 @@ CAPACITY_BLOCK = 256
 STEP_WIDTHS = (1, 2, 4, 8, 16)
 """Positions a row may take in a decode step; a plan is padded up to the next of these."""
 
+MAX_DRAFT_TOKENS = STEP_WIDTHS[-1] - 1
+"""Drafts that fit a step behind the row's last token."""
+
 
 def setting(
     default: Any,
@@ -32,16 +35,20 @@ def setting(
 
 
 def check_settings(config: Any) -> None:
-    """Raise SettingError when a field of `config` breaks the bounds in its metadata."""
+    """Raise SettingError when a field of `config` is not of its type or breaks its bounds."""
     for item in fields(config):
         value, meta = getattr(config, item.name), item.metadata
         low, high, choices = meta.get("low"), meta.get("high"), meta.get("choices")
         if choices is not None and value not in choices:
             raise SettingError(f"{item.name} is {value!r}; it must be one of {', '.join(choices)}")
+        if item.type == "bool" and not isinstance(value, bool):
+            raise SettingError(f"{item.name} is {value!r}; it must be true or false")
         if value is None or (low is None and high is None):
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise SettingError(f"{item.name} is {value!r}; it must be a number")
+        if isinstance(value, float) and "float" not in str(item.type):
+            raise SettingError(f"{item.name} is {value!r}; it must be a whole number")
         if not ((low is None or value >= low) and (high is None or value <= high)):
             raise SettingError(f"{item.name} is {value!r}; it must be between {low} and {high}")
 
@@ -54,7 +61,10 @@ class EngineConfig:
     drafter: str = setting("ngram", "draft source: a name in engine.draft.DRAFTERS")
     draft_model: str | None = setting(None, "model a two_model drafter loads")
     num_draft_tokens: int = setting(
-        0, "most tokens drafted for a row in one step; 0 turns speculation off", low=0, high=15
+        0,
+        "most tokens drafted for a row in one step; 0 turns speculation off",
+        low=0,
+        high=MAX_DRAFT_TOKENS,
     )
     spec_batching: str = setting(
         "serial",

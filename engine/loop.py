@@ -10,48 +10,27 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import mlx.core as mx
-import numpy as np
 
 from engine import arrays
 from engine.backend import shape_block
 from engine.config import EngineConfig
 from engine.draft.source import DraftRequest, DraftSource
-from engine.errors import RequestError, RowError
+from engine.errors import FmError, RequestError, RowError, SettingError
+from engine.flight import Flight, select
 from engine.grammar.compile import GrammarCompiler
-from engine.grammar.mask import MaskJob, apply_mask, fill_masks, words
 from engine.models.load import LoadedModel
 from engine.plan import Slot, StepKind, StepPlan, step_width
 from engine.request import Completion, FinishReason, Provenance, Request, TokenEvent
 from engine.routing import route
 from engine.runner import Runner
-from engine.sampler import Draw, adjust, choose
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.telemetry import EngineStats, ReplayReport, StepReport
 from engine.text import TextStream
-from engine.verify import accept_match
-
-
-@dataclass(slots=True)
-class Flight:
-    """A step whose forward is on the device.
-
-    Args:
-        drafts: legal drafts of each slot.
-        logits: [rows * width, vocab], None when the step samples nothing.
-    """
-
-    plan: StepPlan
-    drafts: tuple[tuple[int, ...], ...]
-    logits: mx.array | None
-    width: int
-    started_s: float
-    draft_s: float = 0.0
-    mask_s: float = 0.0
-    mask_positions: int = 0
+from engine.verify import Verdict, accept_match
 
 
 class Engine:
@@ -61,6 +40,9 @@ class Engine:
         model: the target.
         config: every setting.
         drafter: proposes tokens when `config.num_draft_tokens` is above zero.
+
+    Raises:
+        SettingError: drafts are asked for and there is no drafter.
     """
 
     def __init__(
@@ -72,6 +54,11 @@ class Engine:
         self._runner = Runner(model, shape_block())
         self._scheduler = Scheduler(config)
         self._grammars = GrammarCompiler(model.tokenizer.ll, model.vocab_size, model.eos_ids)
+        if drafter is None and config.num_draft_tokens:
+            raise SettingError(
+                f"num_draft_tokens is {config.num_draft_tokens} and there is no drafter; "
+                "give one (engine.draft.registry.build_drafter) or set it to 0"
+            )
         self._drafter = drafter
         if drafter is not None:
             drafter.open(model)
@@ -92,13 +79,19 @@ class Engine:
         """Queue a request and return its id.
 
         Raises:
-            RequestError: a value cannot be served; SchemaError when it is the constraint.
+            RequestError: a value cannot be served, or the prompt fills the model's context;
+                SchemaError when it is the constraint. A budget beyond the context is cut to it.
         """
         request_id = request.request_id or f"req-{self._submitted}-{secrets.token_hex(4)}"
-        if request_id in self._live:
-            raise RequestError(f"request_id {request_id!r} is live already; choose another")
-        self._check_ids(request)
-        self._enqueue(replace(request, request_id=request_id))
+        if request_id in self._live or request_id in self._completions:
+            raise RequestError(
+                f"request_id {request_id!r} is live, or its completion not taken; choose another"
+            )
+        self._check_ids((*request.prompt_ids, *request.sampling.logit_bias))
+        room = self._context_left(request)
+        self._enqueue(
+            replace(request, request_id=request_id, max_tokens=min(request.max_tokens, room))
+        )
         return request_id
 
     def cancel(self, request_id: str) -> bool:
@@ -108,24 +101,45 @@ class Engine:
             return False
         sequence.pieces.append(sequence.text.finish())
         self._finish(sequence, FinishReason.CANCELLED)
+        if self._flight is not None and self._flight.is_over:
+            self._flight = None
         return True
 
     def step(self) -> list[TokenEvent]:
-        """Run one step and return what it emitted, in slot order; [] when there was no work."""
+        """Run one step and return what it emitted, in slot order.
+
+        Empty when there was no work, and for a step inside a long prompt. A step that raises has
+        taken no row half way: the next call plans it again.
+        """
         flight = self._flight or self._launch(self._scheduler.plan())
         if flight is None:
             return []
-        tokens = self._select(flight)
-        self._flight = self._follow(flight, tokens)
-        return self._land(flight, tokens)
+        self._flight = None
+        tokens = select(flight)
+        ahead = self._follow(flight, tokens)
+        events = self._land(flight, tokens)
+        self._flight = None if ahead is None or ahead.is_over else ahead
+        return events
 
     def completion(self, request_id: str) -> Completion:
         """Return the record of a finished row, once."""
         return self._completions.pop(request_id)
 
     def generate(self, requests: Many[Request]) -> list[Completion]:
-        """Submit `requests` together, run to the end, return their completions in order."""
-        ids = [self.submit(request) for request in requests]
+        """Submit `requests` together, run to the end, return their completions in order.
+
+        When one of them is refused, none is left behind.
+        """
+        ids: list[str] = []
+        try:
+            for request in requests:
+                request_id = self.submit(request)
+                ids.append(request_id)
+        except FmError:
+            for request_id in ids:
+                self.cancel(request_id)
+                self.completion(request_id)
+            raise
         while self.has_work:
             self.step()
         return [self.completion(request_id) for request_id in ids]
@@ -135,11 +149,16 @@ class Engine:
 
         With `request.constraint` masks are filled and applied, without it they are not, on the
         same ids: the difference is the cost of the grammar.
+
+        Raises:
+            RequestError: other rows are live, an id is no token, or the constraint refuses one.
         """
+        if self._live:
+            raise RequestError("a replay needs an idle engine; run or cancel the live rows first")
         forced = replace(
             request, max_tokens=len(token_ids), num_draft_tokens=0, request_id="", stop=()
         )
-        self._check_ids(forced)
+        self._check_ids((*forced.prompt_ids, *token_ids))
         request_id = f"replay-{self._submitted}"
         self._enqueue(replace(forced, request_id=request_id), tuple(token_ids))
         steps, seconds, mask_s = 0, 0.0, 0.0
@@ -150,7 +169,9 @@ class Engine:
                 steps += 1
                 seconds += time.perf_counter() - before
                 mask_s += self.last_step.mask_s
-        self.completion(request_id)
+        error = self.completion(request_id).error
+        if error is not None:
+            raise RequestError(f"the recorded ids cannot be replayed: {error}")
         return ReplayReport(steps=steps, seconds=seconds, mask_s=mask_s)
 
     def stats(self) -> EngineStats:
@@ -167,13 +188,26 @@ class Engine:
 
     # -- submission ----------------------------------------------------------------------------
 
-    def _check_ids(self, request: Request) -> None:
+    def _check_ids(self, ids: Many[int]) -> None:
         vocab_size = self.model.vocab_size
-        for token in (*request.prompt_ids, *request.sampling.logit_bias):
+        for token in ids:
             if not 0 <= token < vocab_size:
                 raise RequestError(
                     f"token id {token} is outside the vocabulary 0..{vocab_size - 1}"
                 )
+
+    def _context_left(self, request: Request) -> int:
+        """Return how many tokens the model's context leaves behind the prompt."""
+        context = self.model.config.get("max_position_embeddings")
+        if context is None:
+            return request.max_tokens
+        room = int(context) - len(request.prompt_ids)
+        if room < 1:
+            raise RequestError(
+                f"the prompt has {len(request.prompt_ids)} tokens and the model's context is "
+                f"{context}; shorten the prompt"
+            )
+        return room
 
     def _enqueue(self, request: Request, forced_ids: tuple[int, ...] = ()) -> None:
         constraint = request.constraint
@@ -256,47 +290,6 @@ class Engine:
         sequence.drafts.propose(len(proposal), len(proposal) - legal)
         return tuple(proposal[:legal])
 
-    def _select(self, flight: Flight) -> mx.array | None:
-        """Build the choice of every position; masks are filled while the forward runs."""
-        if flight.logits is None:
-            return None
-        scores = adjust(flight.logits, draws := self._draws(flight))
-        bitmask = self._masks(flight)
-        if bitmask is not None:
-            scores = apply_mask(scores, mx.array(bitmask))
-        return choose(scores, draws).reshape(len(flight.plan.slots), flight.width)
-
-    def _draws(self, flight: Flight) -> list[Draw]:
-        draws: list[Draw] = []
-        for slot, draft in zip(flight.plan.slots, flight.drafts, strict=True):
-            sequence = slot.sequence
-            params = sequence.request.sampling
-            for offset in range(flight.width):
-                history = () if params.is_plain else (*sequence.ids, *draft[:offset])
-                position = sequence.num_emitted + offset
-                draws.append(Draw(params, sequence.seed, position, history, sequence.num_prompt))
-        return draws
-
-    def _masks(self, flight: Flight) -> np.ndarray | None:
-        """Return the bitmask of all positions, [rows * width, words], None without a grammar."""
-        jobs: list[MaskJob] = []
-        owners: list[Sequence] = []
-        for row, (slot, draft) in enumerate(zip(flight.plan.slots, flight.drafts, strict=True)):
-            matcher = slot.sequence.matcher
-            if matcher is not None and not slot.sequence.is_finished:
-                jobs.append(MaskJob(matcher, row * flight.width, draft))
-                owners.append(slot.sequence)
-        if not jobs:
-            return None
-        started_s = time.perf_counter()
-        rows = len(flight.plan.slots) * flight.width
-        bitmask = np.full((rows, words(self.model.vocab_size)), -1, dtype=np.int32)
-        for index, error in fill_masks(jobs, bitmask):
-            owners[index].error = error
-        flight.mask_s = time.perf_counter() - started_s
-        flight.mask_positions = sum(1 + len(job.draft) for job in jobs)
-        return bitmask
-
     def _follow(self, flight: Flight, tokens: mx.array | None) -> Flight | None:
         """Launch the next forward on tokens the host has not read, where nothing hinges on them."""
         if not self.config.pipelined or tokens is None:
@@ -313,38 +306,41 @@ class Engine:
         """Wait for the step's choices and commit them: the only host wait of a step."""
         chosen = arrays.read_tokens(tokens) if tokens is not None else None
         ended_s = time.perf_counter()
+        verdicts = self._verify(flight, chosen) if chosen is not None else []
         events: list[TokenEvent] = []
-        for row, (slot, draft) in enumerate(zip(flight.plan.slots, flight.drafts, strict=True)):
+        for row, slot in enumerate(flight.plan.slots):
             if slot.sequence.is_finished:
                 continue
             slot.sequence.num_cached = slot.start + len(slot.tokens or (0,))
-            if chosen is not None:
-                events += self._commit(slot, draft, chosen[row], flight.plan.kind)
-        if self._flight and all(slot.sequence.is_finished for slot in self._flight.plan.slots):
-            self._flight = None
+            if verdicts:
+                slot.sequence.target_calls += flight.plan.kind is StepKind.DECODE
+                events += self._commit(slot.sequence, verdicts[row], bool(flight.drafts[row]))
         self._report(flight, events, ended_s)
         return events
 
-    def _commit(
-        self, slot: Slot, draft: tuple[int, ...], chosen: list[int], kind: StepKind
-    ) -> list[TokenEvent]:
-        """Emit what one row's choices decide; returns its events."""
-        sequence = slot.sequence
-        if kind is StepKind.DECODE:
-            sequence.target_calls += 1
+    def _verify(self, flight: Flight, chosen: list[list[int]]) -> list[Verdict]:
+        """Judge the drafts of all rows and tell the drafter, before any row changes."""
+        verdicts: list[Verdict] = []
+        for slot, draft, choices in zip(flight.plan.slots, flight.drafts, chosen, strict=True):
+            sequence = slot.sequence
+            forced = [sequence.forced_next] if sequence.forced_ids else choices
+            verdict = accept_match(forced, draft)
+            verdicts.append(verdict)
+            is_live = not sequence.is_finished and sequence.error is None
+            if slot.draft_budget and self._drafter is not None and is_live:
+                self._drafter.commit(sequence, verdict.num_accepted)
+        return verdicts
+
+    def _commit(self, sequence: Sequence, verdict: Verdict, was_drafted: bool) -> list[TokenEvent]:
+        """Emit what was decided for one row; returns its events."""
         if sequence.error is not None:
             return [self._end(sequence, FinishReason.ERROR)]
-        if sequence.forced_ids:
-            chosen = [sequence.forced_next]
-        verdict = accept_match(chosen, draft)
-        if slot.draft_budget and self._drafter is not None:
-            sequence.drafts.accept(verdict.num_accepted)
-            self._drafter.commit(sequence, verdict.num_accepted)
+        sequence.drafts.accept(verdict.num_accepted)
         sequence.num_cached += verdict.num_accepted
         events: list[TokenEvent] = []
         for index, token in enumerate(verdict.tokens):
             accepted = index < verdict.num_accepted
-            events.append(self._emit(sequence, token, accepted, bool(draft)))
+            events.append(self._emit(sequence, token, accepted, was_drafted))
             if sequence.is_finished:
                 break
         return events
@@ -409,23 +405,24 @@ class Engine:
         """Set the finish reason, free the row's slot and keep its record."""
         sequence.finish_reason = reason
         self._scheduler.release(sequence)
-        if self._drafter is not None:
-            self._drafter.close(sequence)
         request_id = sequence.request.request_id
         del self._live[request_id]
         self._finished += 1
         self._completions[request_id] = sequence.completion()
+        if self._drafter is not None:
+            self._drafter.close(sequence)
 
     def _report(self, flight: Flight, events: list[TokenEvent], ended_s: float) -> None:
         plan = flight.plan
         self._steps += 1
         is_prefill = plan.kind is StepKind.PREFILL
+        prompt_tokens = len(plan.slots[0].tokens) if is_prefill else 0
         self.last_step = StepReport(
             kind=plan.kind,
             rows=len(plan.slots),
             max_rows=self.config.max_rows,
-            positions=len(plan.slots) * flight.width,
-            prompt_tokens=len(plan.slots[0].tokens) if is_prefill else 0,
+            positions=prompt_tokens or len(plan.slots) * flight.width,
+            prompt_tokens=prompt_tokens,
             committed=sum(event.token_id is not None for event in events),
             draft_s=flight.draft_s,
             mask_s=flight.mask_s,

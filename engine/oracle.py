@@ -37,7 +37,7 @@ class Choice:
 
     Args:
         gap: best final score minus the second best; infinite when only one token is possible.
-        is_end: the row ends here: an end token, or nothing else is legal.
+        is_end: `token` is an end token and the row ends here.
     """
 
     token: int
@@ -173,7 +173,7 @@ def _final(scores: Scores, params: SamplingParams, seed: int, position: int) -> 
     """Return temperature, truncation and noise applied: the token is its argmax."""
     if params.temperature == 0:
         return scores
-    scaled = scores / np.float32(params.temperature)
+    scaled = scores / np.float32(params.divisor)
     order = np.argsort(-scaled, kind="stable")
     kept = order[: params.top_k or None]
     probs = np.exp(scaled[kept] - scaled[kept[0]])

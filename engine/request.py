@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from engine.config import check_settings, setting
+from engine.config import MAX_DRAFT_TOKENS, check_settings, setting
 from engine.errors import RequestError
+
+MAX_LOGIT_BIAS = 1e30
+"""Largest bias either way: float32 holds it, and its sum with a score over any temperature."""
+
+MIN_DIVISOR = 1e-6
+"""Sampled scores are divided by this at least; colder than that is greedy but for exact ties."""
 
 
 class FinishReason(StrEnum):
@@ -89,10 +94,16 @@ class SamplingParams:
     def __post_init__(self) -> None:
         check_settings(self)
         for token, bias in self.logit_bias.items():
-            if token < 0 or not math.isfinite(bias):
+            if token < 0 or not abs(bias) <= MAX_LOGIT_BIAS:
                 raise RequestError(
-                    f"logit_bias {token}: {bias} is not a token id with a finite value"
+                    f"logit_bias {token}: {bias} is not a token id with a value within "
+                    f"-{MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}"
                 )
+
+    @property
+    def divisor(self) -> float:
+        """What the scores are divided by; 1 for a greedy row."""
+        return max(self.temperature, MIN_DIVISOR) if self.temperature else 1.0
 
     @property
     def is_plain(self) -> bool:
@@ -123,13 +134,18 @@ class Request:
     constraint: Constraint | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
-    num_draft_tokens: int | None = setting(None, "draft budget of this row", low=0, high=15)
+    num_draft_tokens: int | None = setting(
+        None, "draft budget of this row", low=0, high=MAX_DRAFT_TOKENS
+    )
     request_id: str = ""
 
     def __post_init__(self) -> None:
         check_settings(self)
         if not self.prompt_ids:
             raise RequestError("prompt_ids is empty; give at least one token")
+        stop: object = self.stop
+        if isinstance(stop, str):
+            raise RequestError(f"stop is the text {stop!r}; give a tuple of texts")
         if any(not text for text in self.stop):
             raise RequestError("stop holds an empty string; remove it")
         if self.constraint is not None and self.ignore_eos:

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import mlx.core as mx
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from engine.arrays import ids_array
 from engine.cache.slots import SlotCache
+from engine.errors import ModelError
 from engine.models.head import split_head
 from engine.models.load import LoadedModel
 
@@ -21,9 +23,13 @@ class Runner:
     Args:
         model: the model to run.
         read_block: see engine.cache.slots.StepShape.
+
+    Raises:
+        ModelError: a layer keeps something else than keys and values.
     """
 
     def __init__(self, model: LoadedModel, read_block: int = 1) -> None:
+        check_caches(model)
         self._backbone, self._head = split_head(model.model)
         self.cache = SlotCache(model.num_layers, read_block)
 
@@ -55,3 +61,14 @@ class Runner:
     def head(self, hidden: mx.array) -> mx.array:
         """Return the logits of hidden states, [..., hidden] -> [..., vocab]."""
         return self._head(hidden)
+
+
+def check_caches(model: LoadedModel) -> None:
+    """Raise ModelError unless every layer's state fits a slot: full or windowed attention."""
+    kinds = {type(cache) for cache in make_prompt_cache(model.model)}
+    others = sorted(kind.__name__ for kind in kinds - {KVCache, RotatingKVCache})
+    if others:
+        raise ModelError(
+            f"{model.name} keeps {', '.join(others)} in some layers; fm runs models whose layers "
+            "all are full or windowed attention, choose one of those"
+        )

@@ -68,11 +68,12 @@ def adjust(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
         draws: one per row.
 
     Returns:
-        Scores, [rows, vocab]; `logits` itself when no row asks for any.
+        Scores, [rows, vocab] float32; `logits` itself when no row asks for any.
     """
     touched = [(row, draw) for row, draw in enumerate(draws) if not draw.params.is_plain]
     if not touched:
         return logits
+    logits = logits.astype(mx.float32)
     scores = mx.array(logits)
     for row, draw in touched:
         ids, factor, shift = _adjustments(draw, logits.shape[-1])
@@ -81,7 +82,7 @@ def adjust(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
         index, divisor = mx.array(ids), mx.array(factor)
         held = logits[row][index]
         held = mx.where(held > 0, held / divisor, held * divisor)
-        scores[row, index] = (held + mx.array(shift)).astype(logits.dtype)
+        scores[row, index] = held + mx.array(shift)
     return scores
 
 
@@ -131,8 +132,8 @@ def final_scores(scores: mx.array, draws: Sequence[Draw]) -> mx.array:
     """
     scores = scores.astype(mx.float32)
     is_greedy = mx.array([draw.params.temperature == 0 for draw in draws])[:, None]
-    temperature = np.array([draw.params.temperature or 1.0 for draw in draws], dtype=np.float32)
-    scaled = _truncate(scores / mx.array(temperature)[:, None], draws)
+    divisor = np.array([draw.params.divisor for draw in draws], dtype=np.float32)
+    scaled = _truncate(scores / mx.array(divisor)[:, None], draws)
     return mx.where(is_greedy, scores, scaled + gumbel_noise(draws, scores.shape[-1]))
 
 

@@ -45,6 +45,8 @@ class Scheduler:
 
     def release(self, sequence: Sequence) -> None:
         """Take a finished or cancelled row out, wherever it is."""
+        if sequence in self._prefilling:
+            self._prefilling.remove(sequence)
         if sequence in self._active:
             move = self._active.leave(sequence)
             if move is not None:
@@ -61,7 +63,7 @@ class Scheduler:
         moves, self._moves = tuple(self._moves), []
         while self._prefilling:
             oldest = self._prefilling[0]
-            if oldest.is_prefilling and not oldest.is_finished:
+            if oldest.is_prefilling:
                 return StepPlan(StepKind.PREFILL, (self._chunk(oldest),), moves)
             self._prefilling.popleft()
         slots = tuple(self._burst(index, sequence) for index, sequence in enumerate(self._active))

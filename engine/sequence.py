@@ -6,6 +6,9 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.request import Completion, FinishReason, Provenance, Request
 from engine.routing import Route
 
@@ -46,6 +49,10 @@ class Matcher(Protocol):
 
     def advance(self, tokens: Tokens[int]) -> None:
         """Take emitted tokens; raises RowError when the grammar refuses one."""
+        ...
+
+    def fill(self, draft: Tokens[int], rows: NDArray[np.int32]) -> str | None:
+        """Write the mask before and after each drafted token; return why it cannot."""
         ...
 
     def check_text(self, text: str) -> str:

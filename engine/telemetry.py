@@ -46,7 +46,11 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Totals since the engine was opened."""
+    """Totals since the engine was opened.
+
+    Args:
+        host_syncs: waits for the device of the whole process, other engines included.
+    """
 
     submitted: int
     waiting: int

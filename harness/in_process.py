@@ -23,7 +23,6 @@ from engine.oracle import NEAR_TIE, Oracle
 from engine.request import Request
 from harness.cell import Cell, CellKind
 from harness.clock import RssSampler, monotonic
-from harness.drafters import draft_model_of
 from harness.drive import Drive, Served, drive
 from harness.peer import PeerModel, Peers, PeerWork
 from harness.record import accept_rows, filled_trial, graded, request_row
@@ -53,12 +52,10 @@ class InProcess:
     Args:
         load: makes a model of a name.
         folder_of: the folder from which mlx-lm loads a draft model.
-        drafter_of: the draft model the registry names for a model, None where it names none.
     """
 
     load: Callable[[str], LoadedModel]
     folder_of: Callable[[str], Path]
-    drafter_of: Callable[[str], str | None]
     model: LoadedModel | None = None
     engines: dict[EngineConfig, Engine] = field(default_factory=dict)
     draft_models: dict[str, LoadedModel] = field(default_factory=dict)
@@ -96,7 +93,7 @@ class InProcess:
         try:
             return self._run(job, on_tokens)
         except BaseException:
-            self.engines.pop(self._config(job.cell), None)
+            self.engines.pop(job.cell.config, None)
             raise
 
     def judge(self, parting: Parting) -> Sequence[DivergenceRow]:
@@ -234,7 +231,7 @@ class InProcess:
         model = self._opened()
         if model.path is None:
             raise SettingError(f"model {model.name!r} lies in no folder that mlx-lm could load")
-        drafter = self._draft_name(cell)
+        drafter = cell.config.draft_model
         return PeerModel(
             folder=str(model.path),
             dtype=model.dtype,
@@ -248,16 +245,8 @@ class InProcess:
         assert self.model is not None, "open() comes first"
         return self.model
 
-    def _config(self, cell: Cell) -> EngineConfig:
-        return replace(cell.config, draft_model=self._draft_name(cell))
-
-    def _draft_name(self, cell: Cell) -> str | None:
-        if cell.config.drafter != "two_model" or not cell.key.has("spec"):
-            return cell.config.draft_model
-        return cell.config.draft_model or self.drafter_of(self._opened().name)
-
     def _engine(self, cell: Cell) -> Engine:
-        config = self._config(cell)
+        config = cell.config
         if config not in self.engines:
             drafter = build_drafter(config, self._draft_model(config.draft_model))
             self.engines[config] = Engine(self._opened(), config, drafter)
@@ -266,6 +255,8 @@ class InProcess:
     def _draft_model(self, name: str | None) -> LoadedModel | None:
         if name is None:
             return None
+        if name == self._opened().name:
+            return self._opened()
         if name not in self.draft_models:
             self.draft_models[name] = self.load(name)
         return self.draft_models[name]
@@ -273,7 +264,7 @@ class InProcess:
 
 def local_target() -> InProcess:
     """Return the target that loads models from the registry."""
-    return InProcess(load=load_model, folder_of=pull, drafter_of=draft_model_of)
+    return InProcess(load=load_model, folder_of=pull)
 
 
 def warm_up_prompts(job: TrialJob) -> tuple[Prompt, ...]:

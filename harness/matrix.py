@@ -17,6 +17,9 @@ from harness.choices import Choices
 from harness.store.rows import content_hash
 from harness.workload import Prompt, Workload
 
+SELF_DRAFTER = "self"
+"""As a cell's draft_model: the target drafts for itself."""
+
 MIN_AA_BLOCKS = 6
 """From this many blocks on timing gets verdicts, and so the baseline is measured twice."""
 
@@ -65,8 +68,11 @@ class Matrix:
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """Every cell of the matrix, each once, baselines before what is compared with them."""
-        return tuple({pair.cell.name: pair.cell for pair in self.pairs}.values())
+        """Every cell of the matrix, each once, baselines before what is compared with them.
+
+        A cell with a draft model is another one for each model that brings its own drafter.
+        """
+        return tuple({pair.cell.digest: pair.cell for pair in self.pairs}.values())
 
     @property
     def skipped(self) -> tuple[Pair, ...]:
@@ -236,25 +242,35 @@ def _pair(
     drafter_of: Callable[[str], str | None],
 ) -> Pair:
     baseline, reference = ratio_baseline(cell), identity_reference(cell)
+    resolved = with_drafter(cell, model, drafter_of)
     return Pair(
         model=model,
         workload=workload,
-        cell=cell,
+        cell=resolved,
         baseline=None if baseline is None else str(baseline),
         reference=None if reference is None else str(reference),
         max_tokens=_budget(choices, workload, cell),
-        skip_reason=_skip_reason(model, workload, cell, drafter_of),
+        skip_reason=_skip_reason(model, workload, resolved),
     )
 
 
-def _skip_reason(
-    model: str, workload: Workload, cell: Cell, drafter_of: Callable[[str], str | None]
-) -> str:
+def with_drafter(cell: Cell, model: str, drafter_of: Callable[[str], str | None]) -> Cell:
+    """Return the cell with the draft model it gets beside a target; other cells stay as they are.
+
+    `draft_model = "self"` is the target itself, none at all is the first one of the registry.
+    """
+    if cell.config.drafter != "two_model":
+        return cell
+    named = cell.config.draft_model or drafter_of(model)
+    draft_model = model if named == SELF_DRAFTER else named
+    return replace(cell, config=replace(cell.config, draft_model=draft_model))
+
+
+def _skip_reason(model: str, workload: Workload, cell: Cell) -> str:
     if cell.key.has("grammar") and not workload.is_constrained:
         return f"workload {workload.name} has no constraint for a grammar cell"
-    config = cell.config
-    if config.drafter == "two_model" and not (config.draft_model or drafter_of(model)):
-        return f"the registry names no drafter for model {model}"
+    if cell.config.drafter == "two_model" and cell.config.draft_model is None:
+        return f"the registry names no draft model for {model}"
     return ""
 
 

@@ -145,11 +145,7 @@ class Session:
 
     def _fetch(self, matrix: Matrix, model: str) -> None:
         """Get a model and its drafters onto this machine, with progress."""
-        drafts = {
-            pair.cell.config.draft_model or draft_model_of(model)
-            for pair in matrix.pairs
-            if pair.model == model and pair.cell.config.drafter == "two_model"
-        }
+        drafts = {pair.cell.config.draft_model for pair in matrix.pairs if pair.model == model}
         for name in (model, *sorted(filter(None, drafts))):
             pull(name, self.fetching(name))
 

@@ -2,7 +2,8 @@
 
 The drafter keeps its own slots. A proposal feeds it what it has not seen, then chains its own
 choices on the device and reads them once. It draws with the row's own parameters and noise, so a
-drafter equal to its target agrees with it at any temperature.
+drafter equal to its target agrees with it at any temperature. Penalties see the row's tokens and
+not the drafts before them, which the host has not read.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class TwoModelDrafter:
         return self._by_sequence[id(sequence)]
 
     def _prefill(self, row: DraftRow) -> None:
-        """Feed all but the last two tokens the drafter has not seen."""
+        """Feed what the drafter has not seen until one or two tokens are left for the chain."""
         slot, ids = self._table.index(row), row.sequence.ids
         while len(ids) - row.num_cached > 2:
             end = min(row.num_cached + self._prefill_chunk, len(ids) - 1)

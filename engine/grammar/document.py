@@ -93,12 +93,12 @@ def load_document(value: object, limits: GrammarLimits) -> SchemaDocument:
 
 
 def json_text(value: Json) -> str:
-    """Return `value` as compact JSON text; raises SchemaError where it has none."""
+    """Return a constraint's value as compact JSON text; raises SchemaError where it has none."""
     try:
         text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise SchemaError(f"the schema is not JSON: {error}", "") from error
+        raise SchemaError(f"the constraint is not JSON: {error}", "") from error
     return text
 
 

@@ -1,4 +1,4 @@
-"""Schemas whose every document is endless: recursion through values that must be there."""
+"""Recursion that never ends: through values that must be there, or on one value in a circle."""
 
 from __future__ import annotations
 
@@ -23,6 +23,29 @@ def find_endless(graph: SchemaGraph) -> str | None:
             break
         waiting = still
     return waiting[-1].pointer if waiting else None
+
+
+def find_in_place_cycle(graph: SchemaGraph) -> str | None:
+    """Return the pointer of a schema that applies itself to the same value, or None."""
+    done: set[str] = set()
+    for start in graph.nodes:
+        path: list[str] = []
+        on_path: set[str] = set()
+        stack = [(start, False)]
+        while stack:
+            pointer, is_left = stack.pop()
+            if is_left:
+                on_path.discard(path.pop())
+                done.add(pointer)
+            elif pointer in on_path:
+                return pointer
+            elif pointer not in done:
+                path.append(pointer)
+                on_path.add(pointer)
+                stack.append((pointer, True))
+                edges = graph.nodes[pointer].edges
+                stack += [(edge.pointer, False) for edge in edges if edge.is_in_place]
+    return None
 
 
 def _ends(node: Node, ends: set[str]) -> bool:

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
 
-from engine.grammar.state import Bitmask, GrammarState
+from engine.grammar.state import Bitmask
 from engine.grammar.vocabulary import words
 
 __all__ = ["MaskJob", "apply_mask", "fill_masks", "words"]
 
 BITS = np.left_shift(np.uint32(1), np.arange(32, dtype=np.uint32)).view(np.int32)
 """The 32 bits of a mask's word, lowest token id first."""
+
+
+class MaskSource(Protocol):
+    """What can say which tokens are legal (engine.grammar.state.GrammarState)."""
+
+    def fill(self, draft: Sequence[int], rows: Bitmask) -> str | None:
+        """Write one mask before and one after each drafted token; return why it cannot."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +35,7 @@ class MaskJob:
         draft: drafted tokens, cut to their legal prefix.
     """
 
-    state: GrammarState
+    state: MaskSource
     row: int
     draft: Sequence[int] = ()
 

@@ -53,12 +53,22 @@ def normalise_bounds(schema: Schema) -> list[str]:
             if schema.pop(exclusive) and plain in schema:
                 schema[exclusive] = schema.pop(plain)
             changed.append(exclusive)
-    for keyword in BOUNDS:
-        value = schema.get(keyword)
-        if value is not None and abs(value) > MAX_WHOLE:
-            schema[keyword] = _inner_double(value, "min" in keyword.lower())
-            changed.append(keyword)
+    changed += [keyword for keyword in BOUNDS if _draw_in(schema, keyword)]
     return changed
+
+
+def _draw_in(schema: Schema, keyword: str) -> bool:
+    """Replace a bound beyond the integers that doubles hold by a plain one inside it."""
+    value = schema.get(keyword)
+    if value is None or abs(value) <= MAX_WHOLE:
+        return False
+    is_lower = keyword in BOUNDS[:2]
+    plain, nearest = ("minimum", max) if is_lower else ("maximum", min)
+    inner = int(value) if keyword == plain else int(value) + (1 if is_lower else -1)
+    del schema[keyword]
+    inner = _inner_double(inner, is_lower)
+    schema[plain] = nearest(inner, schema.get(plain, inner))
+    return True
 
 
 def limit_fraction(schema: Schema, limits: GrammarLimits) -> list[str]:
@@ -111,12 +121,12 @@ def _beyond(bound: float | None, largest: int) -> int:
     return max(largest, math.ceil(bound) * 10)
 
 
-def _inner_double(value: float, is_lower: bool) -> int:
+def _inner_double(value: int, is_lower: bool) -> int:
     """Return the nearest whole double inside a bound, as the integer it is."""
     if (value < 0) is is_lower and abs(value) > MAX_BOUND:
         return -MAX_BOUND if is_lower else MAX_BOUND
     if abs(value) > 2**1000:
-        return int(value)
+        return value
     found = float(value)
     if is_lower and int(found) < value:
         found = math.nextafter(found, math.inf)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
-from urllib.parse import quote
+from dataclasses import dataclass
 
 from engine.grammar.document import SchemaDocument, pointer_of
 from engine.grammar.formats import FORMATS
 from engine.grammar.graph import IN_PLACE_LISTS, SILENT, Node, SchemaGraph, is_constraining
 from engine.grammar.limits import GrammarLimits
+from engine.grammar.mask_schema import ROOT, MaskSchema, Schema, free_value, free_values, reference
 from engine.grammar.numbers import (
     BOUNDS,
     cap_bounds,
@@ -24,7 +23,7 @@ from engine.grammar.numbers import (
     normalise_bounds,
     normalise_counts,
 )
-from engine.grammar.pattern import narrow_pattern
+from engine.grammar.pattern import narrow_pattern, python_pattern
 from engine.grammar.refs import RefIndex
 from engine.grammar.report import Finding
 from engine.grammar.unenforced import (
@@ -33,9 +32,6 @@ from engine.grammar.unenforced import (
     closes_own_properties,
     is_no_op,
 )
-
-ROOT = "#/fm/root"
-Schema = dict[str, Any]
 
 ENFORCED = frozenset(
     "type enum const minimum maximum exclusiveMinimum exclusiveMaximum multipleOf minLength "
@@ -46,32 +42,6 @@ ENFORCED = frozenset(
 """Keywords the mask can enforce."""
 
 ALL_TYPES = ("null", "boolean", "string", "number", "array", "object")
-
-
-@dataclass(slots=True)
-class MaskSchema:
-    """A schema on its way to the compiler.
-
-    Args:
-        document: what the compiler reads.
-        schemas: pointer in the caller's schema -> the object of `document` made from it.
-        has_steps: the caller uses multipleOf somewhere.
-        held: pointers of everything that holds the target of a reference.
-        enforced: names of the keywords met that the mask enforces.
-    """
-
-    document: Schema
-    schemas: dict[str, Schema]
-    has_steps: bool
-    held: frozenset[str]
-    enforced: set[str] = field(default_factory=set)
-    rewritten: list[Finding] = field(default_factory=list)
-    annotations: list[Finding] = field(default_factory=list)
-
-    def text_of(self, pointer: str) -> str:
-        """Return the document as JSON text, rooted at the schema of `pointer`."""
-        rooted = {**self.document, "$ref": _reference(pointer)}
-        return json.dumps(rooted, ensure_ascii=False)
 
 
 def make_mask_schema(
@@ -85,7 +55,7 @@ def make_mask_schema(
     index = RefIndex(root, source.dialect)
     found = {node.pointer: index.schema_at(node.pointer) for node in graph}
     schemas = {pointer: item for pointer, item in found.items() if isinstance(item, dict)}
-    document: Schema = {"$ref": ROOT, "fm": {"root": root, **_free_values(limits)}}
+    document: Schema = {"$ref": ROOT, "fm": {"root": root, **free_values(limits)}}
     if isinstance(source.value, dict) and "$schema" in source.value:
         document["$schema"] = source.value["$schema"]
     has_steps = any("multipleOf" in schema for schema in schemas.values())
@@ -104,37 +74,9 @@ def _held(graph: SchemaGraph) -> frozenset[str]:
     return frozenset("/".join(part[:end]) for part in parts for end in range(1, len(part) + 1))
 
 
-def free_value(limits: GrammarLimits) -> Schema:
-    """Return a schema of any JSON value within the limits on depth and digits."""
-    return {"$ref": f"#/fm/any{limits.max_free_depth}"}
-
-
-def _free_values(limits: GrammarLimits) -> dict[str, Schema]:
-    """Return bounded numbers, and any0, any1, ...: values nested at most that many levels.
-
-    Shared through references: a bounded number costs the compiler 0.8 ms each time it is written.
-    """
-    integer: Schema = {"type": "integer"}
-    limit_whole(integer, limits)
-    number: Schema = {"type": "number"}
-    limit_whole(number, limits)
-    limit_fraction(number, limits)
-    scalars: list[Schema] = [{"type": ["null", "boolean", "string"]}, {"$ref": "#/fm/number"}]
-    found = {"integer": integer, "number": number, "any0": {"anyOf": scalars}}
-    for depth in range(1, limits.max_free_depth + 1):
-        inner = {"$ref": f"#/fm/any{depth - 1}"}
-        array = {"type": "array", "items": inner}
-        holders: list[Schema] = [array, {"type": "object", "additionalProperties": inner}]
-        found[f"any{depth}"] = {"anyOf": [{"$ref": "#/fm/any0"}, *holders]}
-    return found
-
-
-def _reference(pointer: str) -> str:
-    return ROOT + quote(pointer, safe="/~!$&'()*+,;=:@")
-
-
 def _replace_true(mask: MaskSchema, graph: SchemaGraph, limits: GrammarLimits) -> None:
     """Bound the values that a schema `true` leaves open, where nothing is intersected."""
+    note = f"free values are nested at most {limits.max_free_depth} levels"
     for node in graph:
         holder = mask.schemas.get(node.pointer)
         if holder is None or node.is_merged:
@@ -142,8 +84,10 @@ def _replace_true(mask: MaskSchema, graph: SchemaGraph, limits: GrammarLimits) -
         for edge in node.edges:
             if edge.keyword != "$ref" and graph.nodes[edge.pointer].schema is True:
                 _put_free(holder, edge.keyword, edge.pointer, limits)
+                mask.rewritten.append(Finding(edge.pointer, "true", note))
     if mask.document["fm"]["root"] is True:
         mask.document["fm"]["root"] = free_value(limits)
+        mask.rewritten.append(Finding("", "true", note))
 
 
 def _put_free(holder: Schema, keyword: str, pointer: str, limits: GrammarLimits) -> None:
@@ -171,12 +115,17 @@ class _Rewrite:
             return
         self._drop_idle(schema)
         self._point_reference(schema)
+        self._close(schema)
         self._narrow_patterns(schema)
         self._spell_format(schema)
-        self._close(schema)
         self._normalise(schema)
         self._limit_numbers(schema)
         self._bound_free(schema)
+
+    @property
+    def _original(self) -> Schema:
+        assert isinstance(self.node.schema, dict)
+        return self.node.schema
 
     def _rewrote(self, keyword: str, note: str) -> None:
         self.mask.rewritten.append(Finding(self.node.pointer, keyword, note))
@@ -187,10 +136,10 @@ class _Rewrite:
     def _drop_idle(self, schema: Schema) -> None:
         """Remove what asserts nothing; report what looks as if it did."""
         for keyword in list(schema):
-            if is_no_op(schema, keyword):
+            if is_no_op(self._original, keyword):
                 self._rewrote(keyword, "asserts nothing here")
             elif keyword in ENFORCED:
-                self.mask.enforced.add(keyword)
+                self.mask.enforced |= {keyword} - {"format"}
                 continue
             elif keyword not in SILENT:
                 self._annotates(keyword, "not an assertion")
@@ -200,7 +149,7 @@ class _Rewrite:
     def _point_reference(self, schema: Schema) -> None:
         for edge in self.node.edges:
             if edge.keyword == "$ref":
-                schema["$ref"] = _reference(edge.pointer)
+                schema["$ref"] = reference(edge.pointer)
 
     def _narrow_patterns(self, schema: Schema) -> None:
         if "pattern" in schema:
@@ -209,8 +158,10 @@ class _Rewrite:
                 self._rewrote("pattern", "character classes as all dialects read them")
             schema["pattern"] = narrow
         if "patternProperties" in schema:
+            is_closed = schema.get("additionalProperties") is False
+            translate = narrow_pattern if is_closed else python_pattern
             schema["patternProperties"] = {
-                narrow_pattern(name): value for name, value in schema["patternProperties"].items()
+                translate(name): value for name, value in schema["patternProperties"].items()
             }
 
     def _spell_format(self, schema: Schema) -> None:
@@ -220,6 +171,7 @@ class _Rewrite:
         if name not in FORMATS:
             self._annotates("format", f"{name} is not a format that is checked")
             return
+        self.mask.enforced.add("format")
         self._rewrote("format", f"{name} as a pattern" + _clause(FORMATS[name].note))
         spelt = FORMATS[name].schema()
         if "pattern" in schema or "maxLength" in schema:
@@ -229,13 +181,11 @@ class _Rewrite:
 
     def _close(self, schema: Schema) -> None:
         """Say unevaluated* with the keyword that means the same where nothing else is applied."""
-        original = self.node.schema
-        assert isinstance(original, dict)
         for keyword, plain, holds in (
             ("unevaluatedProperties", "additionalProperties", closes_own_properties),
             ("unevaluatedItems", "items", closes_own_items),
         ):
-            if keyword in schema and holds(original):
+            if keyword in schema and holds(self._original):
                 schema[plain] = schema.pop(keyword)
                 self._rewrote(keyword, f"as {plain}")
 

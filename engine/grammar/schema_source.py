@@ -10,11 +10,12 @@ from llguidance import LLMatcher
 from engine.errors import SchemaError
 from engine.grammar.build import Builder, BuildError
 from engine.grammar.contents import check_contents
-from engine.grammar.document import Json, SchemaDocument, load_document
-from engine.grammar.endless import find_endless
+from engine.grammar.document import Dialect, Json, SchemaDocument, load_document
+from engine.grammar.endless import find_endless, find_in_place_cycle
 from engine.grammar.graph import SchemaGraph, build_graph
+from engine.grammar.mask_schema import MaskSchema
 from engine.grammar.report import Finding, SchemaReport
-from engine.grammar.rewrite import MaskSchema, make_mask_schema
+from engine.grammar.rewrite import make_mask_schema
 from engine.grammar.unenforced import find_unenforced
 
 REASONS: tuple[tuple[str, tuple[str, ...], str], ...] = (
@@ -22,6 +23,11 @@ REASONS: tuple[tuple[str, tuple[str, ...], str], ...] = (
         r"oneOf constraints",
         ("oneOf",),
         "branches are not provably exclusive; use anyOf, or tell them apart by a required const",
+    ),
+    (
+        r"sibling keys",
+        ("$ref",),
+        "it is recursive and has keywords beside it; move them to its target",
     ),
     (r"patternProperty", ("patternProperties",), ""),
     (
@@ -73,12 +79,10 @@ def compile_schema(value: Json, may_drop: bool, builder: Builder) -> SchemaSourc
     graph = build_graph(document, builder.limits)
     check_contents(graph, builder.limits)
     unenforced = find_unenforced(graph)
-    if unenforced and not may_drop:
-        raise _refusal(unenforced)
-    endless = find_endless(graph)
-    if endless is not None:
-        where = endless or "the root"
-        raise SchemaError(f"every document of the schema at {where} is endless", endless, "$ref")
+    refused = _unchecked(unenforced, document.dialect) if may_drop else unenforced
+    if refused:
+        raise _refusal(refused)
+    _check_recursion(graph)
     while True:
         mask = make_mask_schema(document, graph, unenforced, builder.limits)
         try:
@@ -91,6 +95,23 @@ def compile_schema(value: Json, may_drop: bool, builder: Builder) -> SchemaSourc
             unenforced.append(finding)
         else:
             return SchemaSource(document, grammar, matcher, _report(mask, unenforced))
+
+
+def _unchecked(unenforced: list[Finding], dialect: Dialect) -> list[Finding]:
+    """Return what the final check does not know either: a keyword of another dialect."""
+    known = {*dialect.validator_class.VALIDATORS, "then", "else"}
+    return [finding for finding in unenforced if finding.keyword not in known]
+
+
+def _check_recursion(graph: SchemaGraph) -> None:
+    cycle = find_in_place_cycle(graph)
+    if cycle is not None:
+        where = cycle or "the root"
+        raise SchemaError(f"the schema at {where} refers to itself without end", cycle, "$ref")
+    endless = find_endless(graph)
+    if endless is not None:
+        where = endless or "the root"
+        raise SchemaError(f"every document of the schema at {where} is endless", endless, "$ref")
 
 
 def _report(mask: MaskSchema, unenforced: list[Finding]) -> SchemaReport:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
 from typing import Any
 
+from jsonschema import validators
 from jsonschema.exceptions import ValidationError
 from referencing import Registry
 from referencing.exceptions import Unresolvable
@@ -47,8 +51,13 @@ class SchemaCheck:
     @classmethod
     def of(cls, document: SchemaDocument) -> SchemaCheck:
         """Build the check from a document that is known to be a schema."""
+        schema = document.value
+        if isinstance(schema, dict):
+            # With it, jsonschema would take its own class again behind a reference to the root.
+            schema = {key: value for key, value in schema.items() if key != "$schema"}
         kind = document.dialect.validator_class
-        return cls(kind(document.value, registry=Registry(), format_checker=kind.FORMAT_CHECKER))
+        exact = _exact(kind)
+        return cls(exact(schema, registry=Registry(), format_checker=kind.FORMAT_CHECKER))
 
     def accepts(self, text: str) -> bool:
         """Decide whether `text` is one valid document; anything unexpected is a no."""
@@ -59,6 +68,22 @@ class SchemaCheck:
         except (NotADocumentError, RecursionError, Unresolvable, re.error, OverflowError):
             return False
         return error is None
+
+
+@cache
+def _exact(validator_class: Any) -> Any:
+    extend: Any = validators.extend  # its stub has no types
+    return extend(validator_class, {"multipleOf": _check_multiple})
+
+
+def _check_multiple(
+    validator: Any, step: float, instance: Json, _schema: Json
+) -> Iterator[ValidationError]:
+    """As decimals: in binary 0.07 / 0.01 is not whole, nor are 11 % of the prices below 1000."""
+    if validator.is_type(instance, "number"):
+        quotient = Fraction(repr(instance)) / Fraction(repr(step))
+        if quotient.denominator != 1:
+            yield ValidationError(f"{instance!r} is not a multiple of {step!r}")
 
 
 @dataclass(frozen=True, slots=True)

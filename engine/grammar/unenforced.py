@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
 from engine.grammar.document import Json
@@ -84,16 +83,6 @@ def _check_unevaluated_items(schema: Schema) -> str | None:
     return None if closes_own_items(schema) else WHOLE
 
 
-def _check_multiple(schema: Schema) -> str | None:
-    step = schema["multipleOf"]
-    if Fraction(step) != Fraction(Decimal(str(step))):
-        return (
-            f"multiples of {step} cannot be told in binary floating point, validators disagree; "
-            "use an integer number of smaller units"
-        )
-    return None
-
-
 def _check_pattern(schema: Schema) -> str | None:
     return _pattern_problem(schema["pattern"])
 
@@ -155,7 +144,6 @@ def _check_minimum_count(keyword: str) -> Check:
 CHECKS: dict[str, Check] = {
     "unevaluatedProperties": _check_unevaluated_properties,
     "unevaluatedItems": _check_unevaluated_items,
-    "multipleOf": _check_multiple,
     "pattern": _check_pattern,
     "patternProperties": _check_pattern_properties,
     "format": _check_format,

@@ -11,11 +11,19 @@ from hypothesis import strategies as st
 from engine import arrays
 from engine.config import EngineConfig
 from engine.draft.registry import build_drafter
-from engine.errors import RequestError
+from engine.errors import RequestError, SettingError
 from engine.loop import Engine
 from engine.models.load import LoadedModel
 from engine.oracle import Oracle
-from engine.request import Completion, FinishReason, Provenance, Request, SamplingParams
+from engine.request import (
+    Completion,
+    Constraint,
+    ConstraintKind,
+    FinishReason,
+    Provenance,
+    Request,
+    SamplingParams,
+)
 from engine.sequence import Sequence
 from engine.testing import ScriptedDrafter, request_for, scripted_model, tiny_model
 
@@ -337,3 +345,82 @@ def test_a_replay_forces_the_recorded_ids() -> None:
     assert report.steps == 3
     assert report.mask_s == 0
     assert not engine.has_work
+
+
+@pytest.mark.parametrize(
+    ("ids", "constraint", "refusal"),
+    [
+        ([70, 10**6], None, "1000000"),
+        ([70, 71], Constraint(kind=ConstraintKind.CHOICE, value=("xy",)), "cannot be replayed"),
+    ],
+    ids=["no such token", "refused by the grammar"],
+)
+def test_ids_that_cannot_be_replayed_are_refused(
+    ids: list[int], constraint: Constraint | None, refusal: str
+) -> None:
+    model = tiny_model()
+    engine = engine_of(model, EngineConfig())
+    with pytest.raises(RequestError, match=refusal):
+        engine.replay(request_for(model, "x", constraint=constraint), ids)
+    assert not engine.has_work
+
+
+def test_a_replay_beside_live_rows_is_refused() -> None:
+    model = tiny_model()
+    engine = engine_of(model, EngineConfig(max_rows=2))
+    engine.submit(request_for(model, "x", max_tokens=5))
+    with pytest.raises(RequestError, match="idle"):
+        engine.replay(request_for(model, "x"), [70, 71])
+
+
+def test_drafts_without_a_drafter_are_refused() -> None:
+    with pytest.raises(SettingError, match="num_draft_tokens is 3"):
+        Engine(tiny_model(), EngineConfig(num_draft_tokens=3))
+
+
+def test_a_batch_with_a_refused_request_leaves_nothing_behind() -> None:
+    model = tiny_model()
+    engine = engine_of(model, EngineConfig())
+    with pytest.raises(RequestError):
+        engine.generate([request_for(model, request_id="a"), Request(prompt_ids=(-3,))])
+    assert not engine.has_work
+    engine.submit(request_for(model, request_id="a"))
+
+
+def test_an_id_is_taken_until_its_completion_is() -> None:
+    model = tiny_model()
+    engine = engine_of(model, EngineConfig())
+    request = request_for(model, request_id="a", max_tokens=1)
+    engine.submit(request)
+    with pytest.raises(RequestError, match="'a'"):
+        engine.submit(request)
+    engine.step()
+    with pytest.raises(RequestError, match="'a'"):
+        engine.submit(request)
+    engine.completion("a")
+    engine.submit(request)
+
+
+def test_cancelling_the_last_row_leaves_no_step_to_run() -> None:
+    model = tiny_model()
+    engine = engine_of(model, EngineConfig(prefill_chunk=4))
+    for steps in (1, 5):
+        doomed = engine.submit(request_for(model, "x" * 9, max_tokens=30, ignore_eos=True))
+        for _ in range(steps):
+            engine.step()
+        engine.cancel(doomed)
+        before = engine.stats().steps
+        assert engine.step() == []
+        assert engine.stats().steps == before
+
+
+def test_a_prefill_step_reports_every_position_it_computed() -> None:
+    model = tiny_model()
+    engine = engine_of(model, EngineConfig(prefill_chunk=4))
+    engine.submit(request_for(model, "x" * 6, max_tokens=1))
+    positions = []
+    while engine.has_work:
+        engine.step()
+        assert engine.last_step is not None
+        positions.append(engine.last_step.positions)
+    assert positions == [4, 2]

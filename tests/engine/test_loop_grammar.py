@@ -146,6 +146,22 @@ def test_any_draft_leaves_the_constrained_text_as_it_is(variant: str, budget: in
         assert completion.accepted > 0
 
 
+def test_a_draft_that_leads_into_a_dead_end_does_not_end_the_row() -> None:
+    """The grammar asks for an end token by name, which is never fed: nothing can follow "ca"."""
+    grammar = 'start: "c" ("b" | "a" <|im_end|> "b")'
+    request = Request(
+        prompt_ids=tuple(drafts("x")),
+        constraint=Constraint(kind=ConstraintKind.LARK, value=grammar),
+        sampling=SamplingParams(logit_bias={drafts("b")[0]: 50.0}),
+    )
+    engine = Engine(
+        tiny_model(), EngineConfig(num_draft_tokens=3), ScriptedDrafter(lambda row: drafts("a"))
+    )
+    completion = engine.generate([request])[0]
+    assert (completion.text, completion.error) == ("cb", None)
+    assert completion.drafted == 1
+
+
 @pytest.mark.parametrize("lane", LANES)
 def test_a_budget_that_cuts_the_document_is_reported_as_length(lane: str) -> None:
     model, truth, config = tiny_model(), right_ids(), LANES[lane]

@@ -69,6 +69,22 @@ def test_a_fully_masked_token_is_never_drawn_however_hot() -> None:
     assert not np.isnan(counts).any()
 
 
+@pytest.mark.parametrize("temperature", [1e-6, 1e-30, 1e-45, 5e-324])
+def test_the_coldest_temperatures_take_the_likeliest_token(temperature: float) -> None:
+    logits = logits_of(4)
+    counts = counts_of(logits, SamplingParams(temperature=temperature, top_p=0.9), 50)
+    assert counts[int(mx.argmax(logits[0]))] == 50
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32], ids=str)
+def test_a_bias_keeps_its_size_in_every_dtype(dtype: mx.Dtype) -> None:
+    logits = mx.array([[20.0, 20.0, 0.0]], dtype=dtype)
+    finest = Draw(SamplingParams(logit_bias={1: 0.001}), seed=0, position=0)
+    assert choose(adjust(logits, [finest]), [finest]).item() == 1
+    banned = SamplingParams(temperature=1, top_p=0.5, logit_bias=dict.fromkeys(range(3), -1e30))
+    assert mx.isfinite(adjust(logits, [Draw(banned, seed=0, position=0)])).all()
+
+
 def test_keys_of_a_row_never_repeat_and_seeds_differ() -> None:
     keys = {draw_key(seed, position) for seed in range(20) for position in range(500)}
     assert len(keys) == 20 * 500

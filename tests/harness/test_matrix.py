@@ -139,7 +139,16 @@ def test_a_draft_model_is_needed_where_the_registry_names_none() -> None:
         "serial+spec@two-model",
         "mlx-lm+spec",
     }
-    assert not plan(Choices(cells=("spec@two-model",)), drafter="small").skipped
+    found = plan(Choices(cells=("spec@two-model",)), drafter="small")
+    assert not found.skipped
+    assert found.cells[-1].config.draft_model == "small"
+
+
+def test_a_target_can_draft_for_itself_whichever_it_is() -> None:
+    found = plan(Choices(cells=("spec@self",), models=("one", "two")))
+    drafters = {pair.model: pair.cell.config.draft_model for pair in found.pairs[1::2]}
+    assert drafters == {"one": "one", "two": "two"}
+    assert len({cell.digest for cell in found.cells}) == len(found.cells) == 3
 
 
 def test_each_model_is_a_matrix_of_its_own() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import engine.flight
 import engine.loop
 from engine.config import EngineConfig
 from engine.errors import RowError
@@ -91,7 +92,7 @@ def test_the_build_as_it_is_passes() -> None:
 
 def skip_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the mask of the third position open."""
-    fill = engine.loop.fill_masks
+    fill = engine.flight.fill_masks
 
     def broken(jobs: list[object], bitmask: np.ndarray) -> object:
         answer = fill(jobs, bitmask)
@@ -100,7 +101,7 @@ def skip_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
                 bitmask[job.row + 2] = -1
         return answer
 
-    monkeypatch.setattr(engine.loop, "fill_masks", broken)
+    monkeypatch.setattr(engine.flight, "fill_masks", broken)
 
 
 def drop_a_rollback(monkeypatch: pytest.MonkeyPatch) -> None:

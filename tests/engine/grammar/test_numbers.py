@@ -68,6 +68,11 @@ TABLE: dict[str, tuple[object, list[str], list[str]]] = {
         ["0.25", "1.50", "3"],
         ["0.1", "0.3"],
     ),
+    "multiples of a decimal fraction": (
+        {"type": "number", "multipleOf": 0.01, "minimum": 0},
+        ["0.07", "19.99", "4.35", "3"],
+        ["0.071", "0.005"],
+    ),
     "bounds on a value that may be no number": (
         {"minimum": 3},
         ["3", '"x"', "null", "[]"],
@@ -85,6 +90,13 @@ def test_verdicts(bench, name):
     verdicts = bench.verdicts(schema, [*accepted, *rejected])
 
     assert verdicts == dict.fromkeys(accepted, True) | dict.fromkeys(rejected, False)
+
+
+@pytest.mark.parametrize("text", ["0.07", "19.99", "4.35", "1.10"])
+def test_the_final_check_divides_decimals(bench, text):
+    grammar = bench.compile({"type": "number", "multipleOf": 0.01})
+
+    assert grammar.start(bench.encode(text)).check_text(text) == "enforced"
 
 
 BOUND = st.one_of(

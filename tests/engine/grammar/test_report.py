@@ -70,6 +70,7 @@ def test_words_that_assert_nothing_are_listed(bench):
 
     keywords = [item.keyword for item in grammar.report.annotations]
     assert keywords == ["nullable", "contentEncoding", "x-guidance"]
+    assert grammar.report.enforced == ("type",)
     assert not bench.accepts(grammar, "null")
 
 

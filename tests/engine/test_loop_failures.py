@@ -1,0 +1,116 @@
+"""A step that fails takes no row half way: the next one is planned again from what rows hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from dataclasses import replace
+
+import mlx.core as mx
+import pytest
+
+from engine import arrays
+from engine.config import EngineConfig
+from engine.draft.registry import build_drafter
+from engine.draft.source import DraftRequest
+from engine.errors import RequestError
+from engine.loop import Engine
+from engine.oracle import Oracle
+from engine.request import Completion, FinishReason, Request
+from engine.sequence import Sequence
+from engine.testing import ScriptedDrafter, tiny_model
+
+LANES = {
+    "serial": EngineConfig(),
+    "batch": EngineConfig(max_rows=4),
+    "batch+spec": EngineConfig(max_rows=4, num_draft_tokens=3, spec_batching="batched"),
+}
+
+
+class FailingDrafter(ScriptedDrafter):
+    """Drafts nonsense and raises once, in one of its methods."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__(lambda sequence: [sequence.ids[-1]] * 3)
+        self.fails_in = method
+        self.calls_left = {"propose": 3, "commit": 3, "close": 1}[method]
+
+    def _fail(self, method: str) -> None:
+        if method == self.fails_in:
+            self.calls_left -= 1
+            if self.calls_left == 0:
+                raise RuntimeError(f"broken in {method}")
+
+    def propose(self, requests: Rows[DraftRequest]) -> list[list[int]]:
+        """Raise, or propose."""
+        self._fail("propose")
+        return super().propose(requests)
+
+    def commit(self, sequence: Sequence, num_accepted: int) -> None:
+        """Raise, or record."""
+        self._fail("commit")
+        super().commit(sequence, num_accepted)
+
+    def close(self, sequence: Sequence) -> None:
+        """Raise, or forget."""
+        self._fail("close")
+        super().close(sequence)
+
+
+def run_through_failures(engine: Engine, requests: list[Request]) -> tuple[list[Completion], int]:
+    """Step to the end whatever is raised; returns the completions and how often it was."""
+    ids, failures = [engine.submit(request) for request in requests], 0
+    while engine.has_work:
+        try:
+            engine.step()
+        except RuntimeError:
+            failures += 1
+    return [engine.completion(request_id) for request_id in ids], failures
+
+
+def two_rows() -> list[Request]:
+    """Rows of different lengths that end together."""
+    prompts = [(65, 66, 65, 66, 67), (70, 71, 72, 70, 71, 72, 70, 71, 90)]
+    return [Request(prompt_ids=ids, max_tokens=12, ignore_eos=True) for ids in prompts]
+
+
+@pytest.mark.parametrize("method", ["propose", "commit", "close"])
+def test_a_drafter_that_raises_costs_a_step_and_no_token(method: str) -> None:
+    oracle = Oracle(tiny_model())
+    engine = Engine(tiny_model(), LANES["batch+spec"], FailingDrafter(method))
+    completions, failures = run_through_failures(engine, two_rows())
+    assert failures == 1
+    for request, completion in zip(two_rows(), completions, strict=True):
+        assert list(completion.token_ids) == oracle.generate(request)
+
+
+@pytest.mark.parametrize("lane", ["serial", "batch", "batch+spec"])
+@pytest.mark.parametrize("wait", [1, 2, 4, 7])
+def test_a_step_whose_wait_fails_is_taken_again(
+    lane: str, wait: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oracle = Oracle(tiny_model())
+    read, waits = arrays.read_tokens, iter(range(1, 1000))
+
+    def read_or_fail(tokens: mx.array) -> list[list[int]]:
+        if next(waits) == wait:
+            raise RuntimeError("out of memory")
+        return read(tokens)
+
+    monkeypatch.setattr(arrays, "read_tokens", read_or_fail)
+    engine = Engine(tiny_model(), LANES[lane], build_drafter(LANES[lane]))
+    completions, failures = run_through_failures(engine, two_rows())
+    assert failures == 1
+    for request, completion in zip(two_rows(), completions, strict=True):
+        assert list(completion.token_ids) == oracle.generate(request)
+
+
+def test_a_prompt_that_fills_the_context_is_refused_and_a_budget_beyond_it_is_cut() -> None:
+    model = tiny_model()
+    model = replace(model, config={**model.config, "max_position_embeddings": 40})
+    engine = Engine(model, EngineConfig())
+    with pytest.raises(RequestError, match="40 tokens and the model's context is 40"):
+        engine.submit(Request(prompt_ids=(65,) * 40))
+    request = Request(prompt_ids=(65,) * 30, max_tokens=100, ignore_eos=True)
+    completion = engine.generate([request])[0]
+    assert len(completion.token_ids) == 10
+    assert completion.finish_reason is FinishReason.LENGTH
