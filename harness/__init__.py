@@ -1,0 +1,1 @@
+"""Runs cells on workloads and keeps what it saw."""

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cached_property
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -128,15 +129,19 @@ class GrammarCompiler:
         limits: GrammarLimits | None = None,
     ) -> None:
         self.limits = limits or GrammarLimits()
-        tokenizer = tokenizer_ll.with_slices(SLICES)
-        self._builder = Builder(tokenizer, self.limits)
+        self._tokenizer = tokenizer_ll
         self._pool = DeepPool(self.limits.compile_s)
         self._vocabulary = GrammarVocabulary(
-            tokenizer, vocab_size, eos_ids, self.limits.max_idle_bytes
+            tokenizer_ll, vocab_size, eos_ids, self.limits.max_idle_bytes
         )
         self._lock = threading.Lock()
         self._cache: OrderedDict[tuple[str, ...], Future[CompiledGrammar]] = OrderedDict()
         self._stats = CompileStats()
+
+    @cached_property
+    def _builder(self) -> Builder:
+        # Cutting the vocabulary into slices takes 0.1 s: only for engines that see a constraint.
+        return Builder(self._tokenizer.with_slices(SLICES), self.limits)
 
     def compile(self, constraint: Constraint) -> CompiledGrammar:
         """Return the grammar of a constraint; blocks while it is built, by whichever thread.

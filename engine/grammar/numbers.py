@@ -1,13 +1,14 @@
-"""Number keywords as the compiler can hold them: plain bounds, and a limit on digits.
+"""Number keywords as the compiler can hold them: bounds it reads right, and a limit on digits.
 
-The compiler keeps bounds as doubles and leaves a number without bounds endless; both are mended
-here, always inwards, so that what the mask allows the schema allows too.
+The compiler keeps bounds as doubles, reads some exclusive ones as if they were not, and leaves a
+number without bounds endless. All of it is mended here, always inwards, so that what the mask
+allows the schema allows too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -19,6 +20,7 @@ COUNTS = (
     "minLength maxLength minItems maxItems minProperties maxProperties minContains maxContains"
 ).split()
 BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+
 MAX_WHOLE = 2**53
 """Up to here every integer is a double."""
 
@@ -27,6 +29,46 @@ MAX_BOUND = 2**63 - 1024
 
 MAX_DECIMALS = 10
 """Finest step the compiler reads: 1e-10."""
+
+DOUBLE_DIGITS = 15
+"""Decimal digits that any double tells apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of a number's range, seen as the upper one: lower bounds are negated."""
+
+    plain: str
+    exclusive: str
+    sign: int
+
+    def read(self, schema: Schema) -> Bound | None:
+        """Return the tighter of the side's two bounds, None without one."""
+        found = [
+            Bound(self.sign * schema[keyword], keyword == self.exclusive)
+            for keyword in (self.plain, self.exclusive)
+            if keyword in schema
+        ]
+        return min(found, key=lambda bound: (bound.value, not bound.is_exclusive), default=None)
+
+    def write(self, schema: Schema, bound: Bound) -> None:
+        """Make `bound` the only one of the side."""
+        schema.pop(self.plain, None)
+        schema.pop(self.exclusive, None)
+        keyword = self.exclusive if bound.is_exclusive else self.plain
+        schema[keyword] = self.sign * bound.value
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """An upper bound."""
+
+    value: float
+    is_exclusive: bool = False
+
+
+LOWER = Side("minimum", "exclusiveMinimum", -1)
+UPPER = Side("maximum", "exclusiveMaximum", 1)
 
 
 def normalise_counts(schema: Schema, max_repeats: int) -> list[str]:
@@ -45,98 +87,87 @@ def normalise_counts(schema: Schema, max_repeats: int) -> list[str]:
     return changed
 
 
-def normalise_bounds(schema: Schema) -> list[str]:
-    """Turn draft-04's boolean bounds into numbers, and move bounds to doubles inside them."""
-    changed = []
-    for plain, exclusive in (BOUNDS[:2], BOUNDS[2:]):
-        if isinstance(schema.get(exclusive), bool):
-            if schema.pop(exclusive) and plain in schema:
-                schema[exclusive] = schema.pop(plain)
-            changed.append(exclusive)
-    changed += [keyword for keyword in BOUNDS if _draw_in(schema, keyword)]
-    return changed
+def normalise_bounds(schema: Schema, is_integer: bool, limits: GrammarLimits) -> list[str]:
+    """Write one bound a side, as the compiler reads it right; returns the keywords that changed."""
+    before = {keyword: schema[keyword] for keyword in BOUNDS if keyword in schema}
+    for side in (LOWER, UPPER):
+        # In draft-04 the exclusive keyword is a boolean about the plain one.
+        is_old_form = isinstance(schema.get(side.exclusive), bool)
+        if is_old_form and schema.pop(side.exclusive) and side.plain in schema:
+            schema[side.exclusive] = schema.pop(side.plain)
+        bound = side.read(schema)
+        if bound is not None:
+            side.write(schema, _readable(bound, is_integer, limits))
+    return [keyword for keyword, value in before.items() if schema.get(keyword) != value]
 
 
-def _draw_in(schema: Schema, keyword: str) -> bool:
-    """Replace a bound beyond the integers that doubles hold by a plain one inside it."""
-    value = schema.get(keyword)
-    if value is None or abs(value) <= MAX_WHOLE:
-        return False
-    is_lower = keyword in BOUNDS[:2]
-    plain, nearest = ("minimum", max) if is_lower else ("maximum", min)
-    inner = int(value) if keyword == plain else int(value) + (1 if is_lower else -1)
-    del schema[keyword]
-    inner = _inner_double(inner, is_lower)
-    schema[plain] = nearest(inner, schema.get(plain, inner))
-    return True
+def _readable(bound: Bound, is_integer: bool, limits: GrammarLimits) -> Bound:
+    """Return a bound that says the same in the compiler's words, or one a little inside it.
+
+    An exclusive bound on zero's side of the range becomes a plain one: the compiler lets 0 through
+    under `exclusiveMinimum: 0, maximum: 0.5`, and 1 under `exclusiveMinimum: 1, maximum: 1.5`.
+    """
+    if is_integer or abs(bound.value) > MAX_WHOLE:
+        whole = math.ceil(bound.value) - 1 if bound.is_exclusive else math.floor(bound.value)
+        return Bound(whole if abs(whole) <= MAX_WHOLE else _inner_double(whole))
+    if bound.is_exclusive and bound.value <= 0:
+        return Bound(_next_below(bound.value, limits))
+    return bound
+
+
+def _next_below(value: float, limits: GrammarLimits) -> float:
+    """Return the largest number below `value` with the digits allowed, and told apart from it."""
+    exact = Decimal(str(value))
+    room = DOUBLE_DIGITS - max(0, exact.adjusted() + 1)
+    digits = max(0, min(room, max(limits.max_fraction_digits, _decimals(value))))
+    steps = math.ceil(exact.scaleb(digits)) - 1
+    return float(Decimal(steps).scaleb(-digits)) if digits else steps
 
 
 def limit_fraction(schema: Schema, limits: GrammarLimits) -> list[str]:
     """Limit the digits after the point where no step does; returns the keywords added."""
-    digits = max(limits.max_fraction_digits, *(_decimals(schema.get(key)) for key in BOUNDS))
+    bounds = (side.read(schema) for side in (LOWER, UPPER))
+    decimals = (_decimals(bound.value) for bound in bounds if bound is not None)
+    digits = max(limits.max_fraction_digits, *decimals, 0)
     if "multipleOf" in schema or digits > MAX_DECIMALS:
         return []
     schema["multipleOf"] = float(f"1e-{digits}") if digits else 1
     return ["multipleOf"]
 
 
-def limit_whole(schema: Schema, limits: GrammarLimits) -> list[str]:
-    """Add the bounds that a number lacks; returns the keywords added.
+def limit_whole(schema: Schema, is_integer: bool, limits: GrammarLimits) -> list[str]:
+    """Add the bounds that a number lacks; returns the keywords that changed.
 
-    A bound far outside the digit limit moves the limit on that side along with it.
+    A bound far outside the digit limit moves the limit on that side along with it. Far bounds of
+    numbers that may have a fraction are drawn in to it: above 2**53 they are not read.
     """
     changed = []
     largest = 10**limits.max_integer_digits - 1
-    low = max((schema[key] for key in BOUNDS[:2] if key in schema), default=None)
-    high = min((schema[key] for key in BOUNDS[2:] if key in schema), default=None)
-    if high is None:
-        schema["maximum"] = _beyond(low, largest)
-        changed.append("maximum")
-    if low is None:
-        schema["minimum"] = -_beyond(None if high is None else -high, largest)
-        changed.append("minimum")
+    low, high = LOWER.read(schema), UPPER.read(schema)
+    for side, bound, opposite in ((UPPER, high, low), (LOWER, low, high)):
+        if bound is not None and (is_integer or bound.value <= largest):
+            continue
+        limit = largest if opposite is None else _beyond(-opposite.value, largest)
+        side.write(schema, Bound(limit if bound is None else min(limit, math.floor(bound.value))))
+        changed.append(side.plain)
     return changed
 
 
-def cap_bounds(schema: Schema, limits: GrammarLimits) -> list[str]:
-    """Draw far bounds of non-integers in to the digit limit: above 2**53 they are not read."""
-    largest = 10**limits.max_integer_digits - 1
-    sides: tuple[tuple[tuple[str, ...], Callable[[float], bool], int], ...] = (
-        (BOUNDS[:2], lambda value: value < -largest, -largest),
-        (BOUNDS[2:], lambda value: value > largest, largest),
-    )
-    changed = []
-    for keywords, is_far, limit in sides:
-        for keyword in keywords:
-            if keyword in schema and is_far(schema[keyword]):
-                schema[keyword] = limit
-                changed.append(keyword)
-    return changed
-
-
-def _beyond(bound: float | None, largest: int) -> int:
+def _beyond(bound: float, largest: int) -> int:
     """Return an upper limit: `largest`, or ten times a lower bound that leaves it no room."""
-    if bound is None or bound < largest // 10:
-        return largest
-    return max(largest, math.ceil(bound) * 10)
+    return largest if bound < largest // 10 else max(largest, math.ceil(bound) * 10)
 
 
-def _inner_double(value: int, is_lower: bool) -> int:
-    """Return the nearest whole double inside a bound, as the integer it is."""
-    if (value < 0) is is_lower and abs(value) > MAX_BOUND:
-        return -MAX_BOUND if is_lower else MAX_BOUND
-    if abs(value) > 2**1000:
+def _inner_double(value: int) -> int:
+    """Return the largest whole double up to `value` that the compiler writes."""
+    if value > MAX_BOUND:
+        return MAX_BOUND
+    if value < -(2**1000):
         return value
     found = float(value)
-    if is_lower and int(found) < value:
-        found = math.nextafter(found, math.inf)
-    if not is_lower and int(found) > value:
-        found = math.nextafter(found, -math.inf)
-    return int(found)
+    return int(found if int(found) <= value else math.nextafter(found, -math.inf))
 
 
-def _decimals(value: float | None) -> int:
-    if value is None:
-        return 0
+def _decimals(value: float) -> int:
     exponent = Decimal(str(value)).normalize().as_tuple().exponent
     return max(0, -exponent) if isinstance(exponent, int) else 0

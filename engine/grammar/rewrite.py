@@ -17,7 +17,6 @@ from engine.grammar.limits import GrammarLimits
 from engine.grammar.mask_schema import ROOT, MaskSchema, Schema, free_value, free_values, reference
 from engine.grammar.numbers import (
     BOUNDS,
-    cap_bounds,
     limit_fraction,
     limit_whole,
     normalise_bounds,
@@ -160,9 +159,10 @@ class _Rewrite:
         if "patternProperties" in schema:
             is_closed = schema.get("additionalProperties") is False
             translate = narrow_pattern if is_closed else python_pattern
-            schema["patternProperties"] = {
-                translate(name): value for name, value in schema["patternProperties"].items()
-            }
+            values = schema["patternProperties"]
+            schema["patternProperties"] = {translate(name): values[name] for name in values}
+            if schema["patternProperties"].keys() != values.keys():
+                self._rewrote("patternProperties", "character classes as the validator reads them")
 
     def _spell_format(self, schema: Schema) -> None:
         name = schema.pop("format", None)
@@ -190,7 +190,9 @@ class _Rewrite:
                 self._rewrote(keyword, f"as {plain}")
 
     def _normalise(self, schema: Schema) -> None:
-        changed = normalise_counts(schema, MAX_REPEATS) + normalise_bounds(schema)
+        changed = normalise_counts(schema, MAX_REPEATS)
+        is_integer = {"number", "integer"} & set(_types(schema)) == {"integer"}
+        changed += normalise_bounds(schema, is_integer, self.limits)
         for keyword in changed:
             self._rewrote(keyword, "as the nearest number inside that the compiler holds")
 
@@ -200,8 +202,7 @@ class _Rewrite:
             return
         is_integer = numeric == {"integer"}
         is_plain = schema in ({"type": "integer"}, {"type": "number"})
-        changed = [] if is_integer else cap_bounds(schema, self.limits)
-        changed += limit_whole(schema, self.limits)
+        changed = limit_whole(schema, is_integer, self.limits)
         if not is_integer and self._may_have_step(schema):
             changed += limit_fraction(schema, self.limits)
         if changed:

@@ -132,21 +132,19 @@ def _refusal(findings: list[Finding]) -> SchemaError:
 
 def _locate(message: str, mask: MaskSchema, graph: SchemaGraph, builder: Builder) -> Finding:
     """Find the schema a refusal is about: the deepest one that is refused on its own as well."""
-    pointer, trials = "", 0
-    is_deeper = True
-    while is_deeper:
-        is_deeper = False
-        for edge in graph.nodes[pointer].edges:
-            trials += 1
-            if trials > MAX_TRIALS or edge.pointer == pointer:
-                break
-            if not isinstance(graph.nodes[edge.pointer].schema, dict):
+    pointer, tried = "", {""}
+    while True:
+        below = [edge.pointer for edge in graph.nodes[pointer].edges if edge.pointer not in tried]
+        for child in below[: max(0, MAX_TRIALS - len(tried))]:
+            tried.add(child)
+            if not isinstance(graph.nodes[child].schema, dict):
                 continue
-            reason = _refused(mask, edge.pointer, builder)
+            reason = _refused(mask, child, builder)
             if reason is not None:
-                pointer, message, is_deeper = edge.pointer, reason, True
+                pointer, message = child, reason
                 break
-    return _finding(pointer, message, graph.nodes[pointer].schema)
+        else:
+            return _finding(pointer, message, graph.nodes[pointer].schema)
 
 
 def _refused(mask: MaskSchema, pointer: str, builder: Builder) -> str | None:

@@ -57,6 +57,32 @@ TABLE: dict[str, tuple[object, list[str], list[str]]] = {
         ["0.11", "0.2", "0.100000001"],
         ["0.1", "0.3", "0.10", "0.30", "0.09", "0.1" + "0" * 20 + "1"],
     ),
+    "an exclusive bound beside an equal plain one": (
+        {
+            "type": "number",
+            "minimum": 0,
+            "exclusiveMinimum": 0,
+            "maximum": 1,
+            "exclusiveMaximum": 1,
+        },
+        ["0.5"],
+        ["0", "0.0", "1", "1.0"],
+    ),
+    "an exclusive bound with the other one close by": (
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5},
+        ["0.1", "0.5", "0.000000001"],
+        ["0", "0.0", "-0"],
+    ),
+    "an exclusive upper bound with the other one close by": (
+        {"type": "number", "minimum": -1.5, "exclusiveMaximum": -1},
+        ["-1.5", "-1.000000001"],
+        ["-1", "-1.0"],
+    ),
+    "an exclusive bound on whole numbers": (
+        {"type": "integer", "exclusiveMinimum": 0.5, "exclusiveMaximum": 3},
+        ["1", "2"],
+        ["0", "3"],
+    ),
     "bounds with many decimals": (
         {"type": "number", "minimum": 0.00000000123, "maximum": 0.00000000124},
         ["0.00000000123", "0.00000000124"],
@@ -113,7 +139,7 @@ BOUND = st.one_of(
     ),
     data=st.data(),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_a_number_near_its_bounds_is_never_allowed_wrongly(bench, kind, bounds, data):
     schema = {"type": kind, **bounds}
     near = [0, *bounds.values()]
