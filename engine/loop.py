@@ -161,18 +161,18 @@ class Engine:
         self._check_ids((*forced.prompt_ids, *token_ids))
         request_id = f"replay-{self._submitted}"
         self._enqueue(replace(forced, request_id=request_id), tuple(token_ids))
-        steps, seconds, mask_s = 0, 0.0, 0.0
+        step_s: list[float] = []
+        mask_s: list[float] = []
         while self.has_work:
             before = time.perf_counter()
             self.step()
             if self.last_step is not None and self.last_step.is_decode:
-                steps += 1
-                seconds += time.perf_counter() - before
-                mask_s += self.last_step.mask_s
+                step_s.append(time.perf_counter() - before)
+                mask_s.append(self.last_step.mask_s)
         error = self.completion(request_id).error
         if error is not None:
             raise RequestError(f"the recorded ids cannot be replayed: {error}")
-        return ReplayReport(steps=steps, seconds=seconds, mask_s=mask_s)
+        return ReplayReport(step_s=tuple(step_s), mask_s=tuple(mask_s))
 
     def stats(self) -> EngineStats:
         """Return totals since the engine was opened."""

@@ -63,14 +63,12 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayReport:
-    """A recorded text run again with its tokens forced.
+    """A recorded text run again with its tokens forced; one entry a decode step.
 
     Args:
-        steps: decode steps.
-        seconds: their time together.
-        mask_s: host time spent filling masks in them.
+        step_s: time of each step.
+        mask_s: host time each step spent filling masks.
     """
 
-    steps: int
-    seconds: float
-    mask_s: float
+    step_s: tuple[float, ...]
+    mask_s: tuple[float, ...]

@@ -228,5 +228,5 @@ def test_a_replay_with_masks_fills_one_mask_a_token() -> None:
     engine = Engine(model, EngineConfig())
     truth = right_ids()
     masked = engine.replay(RIGHT, truth)
-    assert masked.steps == len(truth) - 1
-    assert masked.mask_s > 0
+    assert len(masked.step_s) == len(truth) - 1
+    assert all(seconds > 0 for seconds in masked.mask_s)
