@@ -54,7 +54,11 @@ def test_mlx_lm_loads_the_same_weights_from_its_path(build_gguf: Build, model_ca
     other, tokenizer = mlx_lm.load(str(model.path))
     ids = mx.array([model.tokenizer.encode("the cat")])
     assert ids.tolist() == [tokenizer.encode("the cat")]
-    assert mx.array_equal(other(ids), model.model(ids))
+    theirs, ours = (dict(tree_flatten(held.parameters())) for held in (other, model.model))
+    assert theirs.keys() == ours.keys()
+    assert all(mx.array_equal(theirs[name], ours[name]) for name in theirs)
+    # The backend may sum in another order (engine.models.blocked).
+    assert mx.allclose(other(ids), model.model(ids), atol=1e-5)
     assert set(tokenizer.eos_token_ids) == set(model.eos_ids) == {0, 2}
 
 
