@@ -191,9 +191,9 @@ class Engine:
     def _check_ids(self, ids: Many[int]) -> None:
         vocab_size = self.model.vocab_size
         for token in ids:
-            if not 0 <= token < vocab_size:
+            if not isinstance(token, int) or not 0 <= token < vocab_size:
                 raise RequestError(
-                    f"token id {token} is outside the vocabulary 0..{vocab_size - 1}"
+                    f"token id {token!r} is no whole number in the vocabulary 0..{vocab_size - 1}"
                 )
 
     def _context_left(self, request: Request) -> int:

@@ -20,7 +20,7 @@ from engine.loop import Engine
 from engine.models.load import LoadedModel, load_model
 from engine.models.registry import pull
 from engine.oracle import NEAR_TIE, Oracle
-from engine.request import Request
+from engine.request import Constraint, ConstraintKind, Request
 from harness.cell import Cell, CellKind
 from harness.clock import RssSampler, monotonic
 from harness.drive import Drive, Served, drive
@@ -153,15 +153,15 @@ class InProcess:
         )
 
     def _compile_all(self, workload: Workload) -> None:
-        """Raise SettingError when a schema of the workload cannot be enforced."""
+        """Raise SettingError when a schema of the workload cannot be enforced.
+
+        The workload's must_compile says how many there are, so that none goes missing unseen.
+        """
         model = self._opened()
         grammars = GrammarCompiler(model.tokenizer.ll, model.vocab_size, model.eos_ids)
-        constraints = {prompt.schema_name: prompt.constraint for prompt in workload.prompts}
-        for name, constraint in constraints.items():
-            if constraint is None:
-                continue
+        for name, schema in workload.schemas.items():
             try:
-                grammars.compile(constraint)
+                grammars.compile(Constraint(kind=ConstraintKind.JSON_SCHEMA, value=schema))
             except SchemaError as error:
                 raise SettingError(f"workload {workload.name}, schema {name}: {error}") from error
 

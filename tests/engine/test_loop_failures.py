@@ -114,3 +114,10 @@ def test_a_prompt_that_fills_the_context_is_refused_and_a_budget_beyond_it_is_cu
     completion = engine.generate([request])[0]
     assert len(completion.token_ids) == 10
     assert completion.finish_reason is FinishReason.LENGTH
+
+
+def test_a_token_id_that_is_no_whole_number_is_refused_at_submission() -> None:
+    engine = Engine(tiny_model(), EngineConfig())
+    with pytest.raises(RequestError, match=r"65\.7"):
+        engine.submit(Request(prompt_ids=(65, 65.7)))  # type: ignore[arg-type]  # the point
+    assert not engine.has_work
