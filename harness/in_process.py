@@ -41,8 +41,9 @@ from harness.workload import Prompt, Workload
 WARM_UP_TOKENS = 8
 """Enough for every shape of a decode step to have been seen once."""
 
-EPSILONS = {"float32": NEAR_TIE, "bfloat16": 0.125, "float16": 0.02}
-"""Largest gap of a near-tie: a few units in the last place of a score near 20 in each precision."""
+EPSILONS = {"float32": NEAR_TIE, "bfloat16": 0.26, "float16": 0.02}
+"""Gaps below these are near-ties: two units in the last place of a score of 16 to 32 in the half
+precisions, where one unit (0.125 in bfloat16) was seen on an H200."""
 
 
 @dataclass(slots=True)

@@ -61,7 +61,7 @@ class PeerProcess:
 
     def __init__(self, model: PeerModel, command: Sequence[str] | None = None) -> None:
         # Open as long as the child lives: close() ends both.
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # close() does
         flags = ["--blas"] if model.with_blas else []
         self._process = subprocess.Popen(
             [*(command or (sys.executable, "-m", "harness.peer_child")), *flags],

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import httpx2
-import uv
 from huggingface_hub import snapshot_download
 from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import HFValidationError
@@ -115,12 +114,17 @@ def _install(entry: ModelEntry, scratch: Path) -> None:
 
 
 def _uv_program(entry: ModelEntry) -> str:
+    missing = DownloadError(
+        f"cannot fetch {entry.place}: the uv program is missing; run `pip install uv`"
+    )
+    try:
+        import uv  # only fetching needs it; a machine with its models at hand may lack it
+    except ImportError:
+        raise missing from None
     try:
         return uv.find_uv_bin()
-    except FileNotFoundError as error:
-        raise DownloadError(
-            f"cannot fetch {entry.place}: the uv program is missing; run `pip install uv`"
-        ) from error
+    except FileNotFoundError:
+        raise missing from None
 
 
 def _condensed(stderr: str) -> str:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import uv
 
 from engine.errors import DownloadError, ModelError
 from engine.models import fetch
@@ -129,7 +130,10 @@ def test_a_missing_uv_is_one_line(entry: ModelEntry, monkeypatch: pytest.MonkeyP
     def missing() -> str:
         raise FileNotFoundError("could not find\nthe uv binary")
 
-    monkeypatch.setattr(fetch.uv, "find_uv_bin", missing)
+    monkeypatch.setattr(uv, "find_uv_bin", missing)
+    with pytest.raises(DownloadError, match="uv program is missing; run `pip install uv`"):
+        locate(entry, "float32")
+    monkeypatch.setitem(sys.modules, "uv", None)
     with pytest.raises(DownloadError, match="uv program is missing; run `pip install uv`"):
         locate(entry, "float32")
 
