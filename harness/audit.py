@@ -26,7 +26,7 @@ from engine.loop import Engine
 from engine.models.load import LoadedModel, load_model
 from engine.oracle import Divergence, Oracle
 from engine.request import Completion, FinishReason, Request, SamplingParams
-from harness.token_identity import TOKENS_PER_NEAR_TIE
+from harness.token_identity import allowed_near_ties
 from harness.workload import Prompt, load_workload
 
 FREE_WORKLOADS = ("short-chat", "long-form")
@@ -68,8 +68,8 @@ class Check:
     @property
     def passed(self) -> bool:
         """True when rows were seen and only so many near-ties tell them from the reference."""
-        allowed = max(1, self.tokens // TOKENS_PER_NEAR_TIE)
-        return self.rows > 0 and not self.failures and len(self.near_ties) <= allowed
+        few = len(self.near_ties) <= allowed_near_ties(self.tokens)
+        return self.rows > 0 and not self.failures and few
 
     def line(self) -> str:
         """Return the check as one line for people."""

@@ -14,6 +14,11 @@ TOKENS_PER_NEAR_TIE = 5000
 """At most one near-tie in so many tokens; a sample smaller than this may hold one."""
 
 
+def allowed_near_ties(tokens: int) -> int:
+    """Return how many near-ties that many compared tokens may hold."""
+    return max(1, tokens // TOKENS_PER_NEAR_TIE)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedGap:
     """One place where the oracle would have gone on differently, and how close the call was.
@@ -105,8 +110,7 @@ def sum_up(replies: Iterable[tuple[str, ReplyIdentity]]) -> Identity:
     problems = [f"prompt {prompt} {reply.problem}" for prompt, reply in found if reply.problem]
     tokens = sum(reply.tokens for _, reply in found)
     near_ties = sum(len(reply.near_ties) for _, reply in found)
-    allowed = max(1, tokens // TOKENS_PER_NEAR_TIE)
-    if near_ties > allowed:
+    if near_ties > allowed_near_ties(tokens):
         problems.append(
             f"{near_ties} near-ties in {tokens} tokens; at most 1 in {TOKENS_PER_NEAR_TIE} may be"
         )
