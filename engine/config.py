@@ -10,12 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from engine.errors import SettingError
-
-CAPACITY_BLOCK = 256
-"""Cache positions are allocated in blocks of this many tokens, so that shapes are stable."""
-
-STEP_WIDTHS = (1, 2, 4, 8, 16)
-"""Positions a row may take in a decode step; a plan is padded up to the next of these."""
+from engine.shapes import STEP_WIDTHS
 
 MAX_DRAFT_TOKENS = STEP_WIDTHS[-1] - 1
 """Drafts that fit a step behind the row's last token."""
@@ -73,6 +68,16 @@ class EngineConfig:
     )
     prefill_chunk: int = setting(
         512, "most prompt tokens of one row taken into one step", low=1, high=8192
+    )
+    interleaved_prefill: int = setting(
+        128,
+        "most prompt columns computed between two steps of rows that decode: their gap is bounded "
+        "by one such chunk and one step",
+        low=1,
+        high=8192,
+    )
+    kv_budget_gb: float | None = setting(
+        None, "most GB of keys and values that admitted rows may come to need", low=0, high=2**20
     )
     pipelined: bool = setting(
         True, "launch the next plain step before the last one is read by the host"

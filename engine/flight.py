@@ -13,8 +13,8 @@ import mlx.core as mx
 import numpy as np
 
 from engine.grammar.mask import MaskJob, apply_mask, fill_masks, words
-from engine.plan import StepPlan
-from engine.sampler import Draw, adjust, choose
+from engine.plan import Slot, StepKind, StepPlan
+from engine.sampler import IDLE, Draw, adjust, choose
 
 
 @dataclass(slots=True)
@@ -23,14 +23,17 @@ class Flight:
 
     Args:
         drafts: legal drafts of each slot.
-        logits: [rows * width, vocab], None when the step samples nothing.
-        width: positions of each row, padding included.
+        logits: [rows * width, vocab] with the rows of the plan's range, None when the step
+            samples nothing.
+        width: columns of logits of each row.
+        positions: token positions computed, padding included.
     """
 
     plan: StepPlan
     drafts: tuple[tuple[int, ...], ...]
     logits: mx.array | None
     width: int
+    positions: int
     started_s: float
     draft_s: float = 0.0
     mask_s: float = 0.0
@@ -40,6 +43,15 @@ class Flight:
     def is_over(self) -> bool:
         """True when no row is left that could take a token from it."""
         return all(slot.sequence.is_finished for slot in self.plan.slots)
+
+    @property
+    def num_tokens(self) -> int:
+        """Computed positions that are a row's tokens or drafts."""
+        return sum(slot.num_known for slot in self.plan.slots) + sum(map(len, self.drafts))
+
+    def column(self, slot: Slot) -> int:
+        """Return the first column at which `slot` samples; a prompt chunk has one column."""
+        return slot.num_known - 1 if self.plan.kind is StepKind.DECODE else 0
 
 
 def select(flight: Flight) -> mx.array | None:
@@ -54,18 +66,22 @@ def select(flight: Flight) -> mx.array | None:
     bitmask = _masks(flight, scores.shape[-1])
     if bitmask is not None:
         scores = apply_mask(scores, mx.array(bitmask))
-    return choose(scores, draws).reshape(len(flight.plan.slots), flight.width)
+    return choose(scores, draws).reshape(flight.plan.num_rows, flight.width)
 
 
 def _draws(flight: Flight) -> list[Draw]:
-    draws: list[Draw] = []
+    draws = [IDLE] * (flight.plan.num_rows * flight.width)
     for slot, draft in zip(flight.plan.slots, flight.drafts, strict=True):
         sequence = slot.sequence
         params = sequence.request.sampling
-        for offset in range(flight.width):
+        first = flight.column(slot)
+        for column in range(first, flight.width):
+            offset = column - first
             history = () if params.is_plain else (*sequence.ids, *draft[:offset])
             position = sequence.num_emitted + offset
-            draws.append(Draw(params, sequence.seed, position, history, sequence.num_prompt))
+            draws[flight.plan.row(slot) * flight.width + column] = Draw(
+                params, sequence.seed, position, history, sequence.num_prompt
+            )
     return draws
 
 
@@ -73,15 +89,16 @@ def _masks(flight: Flight, vocab_size: int) -> np.ndarray | None:
     """Return the bitmask of all positions, [rows * width, words], None without a grammar."""
     jobs: list[MaskJob] = []
     owners: list[int] = []
-    for row, (slot, draft) in enumerate(zip(flight.plan.slots, flight.drafts, strict=True)):
+    for owner, (slot, draft) in enumerate(zip(flight.plan.slots, flight.drafts, strict=True)):
         matcher = slot.sequence.matcher
-        if matcher is not None and not slot.sequence.is_finished:
-            jobs.append(MaskJob(matcher, row * flight.width, draft))
-            owners.append(row)
+        if matcher is not None and slot.samples and not slot.sequence.is_finished:
+            row = flight.plan.row(slot) * flight.width + flight.column(slot)
+            jobs.append(MaskJob(matcher, row, draft))
+            owners.append(owner)
     if not jobs:
         return None
     started_s = time.perf_counter()
-    rows = len(flight.plan.slots) * flight.width
+    rows = flight.plan.num_rows * flight.width
     bitmask = np.full((rows, words(vocab_size)), -1, dtype=np.int32)
     failed = [index for index, _ in fill_masks(jobs, bitmask)]
     if failed:
@@ -95,6 +112,8 @@ def _mask_undrafted(
     flight: Flight, jobs: list[MaskJob], owners: list[int], bitmask: np.ndarray
 ) -> None:
     """Mask rows again without their drafts: a draft's dead end is not the row's."""
-    flight.drafts = tuple(() if row in owners else draft for row, draft in enumerate(flight.drafts))
+    flight.drafts = tuple(
+        () if owner in owners else draft for owner, draft in enumerate(flight.drafts)
+    )
     for index, error in fill_masks([replace(job, draft=()) for job in jobs], bitmask):
         flight.plan.slots[owners[index]].sequence.error = error

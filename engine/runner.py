@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
-from engine.arrays import ids_array
 from engine.cache.slots import SlotCache
 from engine.errors import ModelError
+from engine.kv_budget import KvCosts, Rectangle
 from engine.models.head import split_head
 from engine.models.load import LoadedModel
 
@@ -32,18 +32,42 @@ class Runner:
         check_caches(model)
         self._backbone, self._head = split_head(model.model)
         self.cache = SlotCache(model.num_layers, read_block)
+        scratch = SlotCache(model.num_layers)
+        self._backbone(mx.array([[0]]), scratch.views(0, (0,), 1))
+        self._token_bytes = scratch.num_bytes // scratch.capacity
 
-    def prefill(self, slot: int, start: int, tokens: Sequence[int]) -> mx.array:
-        """Feed prompt tokens of one row.
+    @property
+    def kv_costs(self) -> KvCosts:
+        """What a slot of the cache costs."""
+        return KvCosts(per_token=self._token_bytes)
+
+    def make_room(self, room: Rectangle) -> None:
+        """Size the cache."""
+        if room != self.room:
+            self.cache.resize(room.num_slots, room.capacity)
+
+    @property
+    def room(self) -> Rectangle:
+        """The size of the cache."""
+        return Rectangle(self.cache.num_slots, self.cache.capacity)
+
+    def prefill(
+        self, ids: mx.array, first: int, starts: Sequence[int], counts: Sequence[int]
+    ) -> mx.array:
+        """Feed prompt tokens of a range of rows.
 
         Args:
-            tokens: ids written at `start` of the slot.
+            ids: token ids, [rows, width], padded on the right.
+            first: slot of the first row.
+            starts: cache length of each row, [rows].
+            counts: tokens of each row, at least one, [rows].
 
         Returns:
-            Hidden states after each token, [1, len(tokens), hidden]; apply `head` to score.
+            Hidden states after each row's last token, [rows, hidden]; apply `head` to score.
         """
-        ids = ids_array([tokens], len(tokens))
-        return self._backbone(ids, self.cache.views(slot, (start,), len(tokens)))
+        hidden = self._backbone(ids, self.cache.views(first, starts, ids.shape[1]))
+        last = mx.array(list(counts))[:, None, None] - 1
+        return mx.take_along_axis(hidden, last, axis=1)[:, 0]
 
     def forward(self, ids: mx.array, first: int, starts: Sequence[int]) -> mx.array:
         """Feed `width` tokens of each of a range of rows.

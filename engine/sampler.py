@@ -40,6 +40,10 @@ class Draw:
     num_prompt: int = 0
 
 
+IDLE = Draw(SamplingParams(), seed=0, position=0)
+"""What a row or column that nobody reads draws: nothing, it takes the largest score."""
+
+
 def draw_key(seed: int, position: int) -> tuple[int, int]:
     """Return the two 32-bit words of the random key of a draw.
 

@@ -16,6 +16,7 @@ import numpy as np
 from mlx.nn.layers.base import Module
 
 from engine.draft.source import DraftRequest
+from engine.kv_budget import KvCosts
 from engine.models.load import LoadedModel, load_model
 from engine.request import Request, SamplingParams
 from engine.sequence import Sequence
@@ -101,6 +102,11 @@ class ScriptedDrafter:
 
     def open(self, target: LoadedModel) -> None:
         """Nothing to bind."""
+
+    @property
+    def kv_costs(self) -> KvCosts:
+        """It keeps no cache."""
+        return KvCosts(per_token=0)
 
     def propose(self, requests: Rows[DraftRequest]) -> list[list[int]]:
         """Return the script's tokens, uncut: the engine has to cope."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.kv_budget import KvCosts
 from engine.models.load import LoadedModel
 from engine.sequence import Sequence
 
@@ -30,6 +31,11 @@ class DraftSource(Protocol):
 
     def open(self, target: LoadedModel) -> None:
         """Bind to a target once; raises ModelError when the pair does not fit."""
+        ...
+
+    @property
+    def kv_costs(self) -> KvCosts:
+        """What a slot costs in the drafter's own cache; nothing when it has none."""
         ...
 
     def propose(self, requests: Rows[DraftRequest]) -> list[list[int]]:

@@ -16,12 +16,13 @@ import mlx.core as mx
 from engine import arrays
 from engine.backend import shape_block
 from engine.draft.source import DraftRequest
+from engine.kv_budget import KvCosts
 from engine.models.load import LoadedModel, check_same_vocabulary
-from engine.plan import step_width
-from engine.rows import RowTable
+from engine.rows import SlotTable
 from engine.runner import Runner
-from engine.sampler import Draw, adjust, choose
+from engine.sampler import IDLE, Draw, adjust, choose
 from engine.sequence import Sequence
+from engine.shapes import prefill_width, row_bucket, step_width
 
 
 @dataclass(slots=True, eq=False)
@@ -50,15 +51,22 @@ class TwoModelDrafter:
         self._model = model
         self._prefill_chunk = prefill_chunk
         self._runner = Runner(model, shape_block())
-        self._table: RowTable[DraftRow] = RowTable()
+        self._table: SlotTable[DraftRow] = SlotTable()
         self._by_sequence: dict[int, DraftRow] = {}
 
     def open(self, target: LoadedModel) -> None:
         """Check that both models speak the same tokens; raises ModelError."""
         check_same_vocabulary(target, self._model)
 
+    @property
+    def kv_costs(self) -> KvCosts:
+        """What a slot costs in the drafter's cache."""
+        return self._runner.kv_costs
+
     def propose(self, requests: Rows[DraftRequest]) -> list[list[int]]:
         """Return exactly `budget` ids for each row; waits for the device once."""
+        for source, destination in self._table.compact():
+            self._runner.cache.move(source, destination)
         rows = [self._row(request.sequence) for request in requests]
         for row in rows:
             self._prefill(row)
@@ -76,11 +84,8 @@ class TwoModelDrafter:
     def close(self, sequence: Sequence) -> None:
         """Free the row's slot."""
         row = self._by_sequence.pop(id(sequence), None)
-        if row is None:
-            return
-        move = self._table.leave(row)
-        if move is not None:
-            self._runner.cache.move(*move)
+        if row is not None:
+            self._table.leave(row)
 
     def _row(self, sequence: Sequence) -> DraftRow:
         if id(sequence) not in self._by_sequence:
@@ -95,41 +100,46 @@ class TwoModelDrafter:
         while len(ids) - row.num_cached > 2:
             end = min(row.num_cached + self._prefill_chunk, len(ids) - 1)
             chunk = ids[row.num_cached : end]
-            arrays.launch(self._runner.prefill(slot, row.num_cached, chunk))
+            padded = arrays.ids_array([chunk], prefill_width(len(chunk)))
+            arrays.launch(self._runner.prefill(padded, slot, (row.num_cached,), (len(chunk),)))
             row.num_cached = end
 
     def _chain(self, num_tokens: int) -> mx.array:
-        """Return `num_tokens` chained choices of every row in the table, [rows, num_tokens].
+        """Return `num_tokens` chained choices of every slot in use, [slots, num_tokens].
 
-        Rows that asked for fewer, or for none, are computed too: the range of slots is contiguous,
-        and what they write is forgotten by not being counted.
+        Rows that asked for fewer, or for none, and holes are computed too: the range of slots is
+        contiguous, and what they write is forgotten by not being counted.
         """
-        rows = list(self._table)
-        unseen = [row.sequence.ids[row.num_cached :][:2] for row in rows]
-        width = step_width(max(len(tokens) for tokens in unseen))
-        logits = self._runner.forward(
-            arrays.ids_array(unseen, width), 0, [row.num_cached for row in rows]
-        )
+        rows = [self._table.at(slot) for slot in range(row_bucket(self._table.num_slots))]
+        unseen = [[0] if row is None else row.sequence.ids[row.num_cached :][:2] for row in rows]
+        width = step_width(max(map(len, unseen)))
+        logits = self._runner.forward(arrays.ids_array(unseen, width), 0, _starts(rows, 0))
         last = mx.array([len(tokens) - 1 for tokens in unseen])
         scores = mx.take_along_axis(logits, last[:, None, None], axis=1)[:, 0]
         tokens = [self._choose(scores, rows, 0)]
         for row, seen in zip(rows, unseen, strict=True):
-            row.num_cached += len(seen)
+            if row is not None:
+                row.num_cached += len(seen)
         for offset in range(1, num_tokens):
-            starts = [row.num_cached + offset - 1 for row in rows]
+            starts = _starts(rows, offset - 1)
             scores = self._runner.forward(tokens[-1][:, None], 0, starts)[:, 0]
             tokens.append(self._choose(scores, rows, offset))
         return mx.stack(tokens, axis=1)
 
-    def _choose(self, scores: mx.array, rows: list[DraftRow], offset: int) -> mx.array:
-        draws = [
-            Draw(
-                row.sequence.request.sampling,
-                row.sequence.seed,
-                row.sequence.num_emitted + offset,
-                row.sequence.ids,
-                row.sequence.num_prompt,
-            )
-            for row in rows
-        ]
+    def _choose(self, scores: mx.array, rows: list[DraftRow | None], offset: int) -> mx.array:
+        draws = [IDLE if row is None else _draw(row.sequence, offset) for row in rows]
         return choose(adjust(scores, draws), draws)
+
+
+def _starts(rows: list[DraftRow | None], offset: int) -> list[int]:
+    return [0 if row is None else row.num_cached + offset for row in rows]
+
+
+def _draw(sequence: Sequence, offset: int) -> Draw:
+    return Draw(
+        sequence.request.sampling,
+        sequence.seed,
+        sequence.num_emitted + offset,
+        sequence.ids,
+        sequence.num_prompt,
+    )
