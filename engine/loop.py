@@ -16,12 +16,13 @@ import mlx.core as mx
 
 from engine import arrays
 from engine.backend import shape_block
-from engine.config import EngineConfig
+from engine.config import EngineConfig, adapter_places
 from engine.draft.source import DraftRequest, DraftSource
 from engine.errors import FmError, RequestError, RowError, SettingError
 from engine.flight import Flight, select
 from engine.grammar.compile import GrammarCompiler
 from engine.models.load import LoadedModel
+from engine.models.lora import load_adapters
 from engine.plan import Slot, StepKind, StepPlan, step_width
 from engine.request import Completion, FinishReason, Provenance, Request, TokenEvent
 from engine.routing import route
@@ -43,6 +44,7 @@ class Engine:
 
     Raises:
         SettingError: drafts are asked for and there is no drafter.
+        ModelError: an adapter cannot be read or is not made for the model.
     """
 
     def __init__(
@@ -51,7 +53,8 @@ class Engine:
         self.model = model
         self.config = config
         self.last_step: StepReport | None = None
-        self._runner = Runner(model, shape_block())
+        self._adapters = load_adapters(model, adapter_places(config.adapters))
+        self._runner = Runner(model, shape_block(), self._adapters)
         self._scheduler = Scheduler(config)
         self._grammars = GrammarCompiler(model.tokenizer.ll, model.vocab_size, model.eos_ids)
         if drafter is None and config.num_draft_tokens:
@@ -220,6 +223,7 @@ class Engine:
             text=TextStream(self.model.tokenizer.token_bytes, request.stop),
             matcher=None if grammar is None else grammar.start(),
             forced_ids=forced_ids,
+            adapter=self._adapters.index(request.adapter),
         )
         self._live[request.request_id] = sequence
         self._submitted += 1
@@ -246,7 +250,7 @@ class Engine:
 
     def _launch_prefill(self, plan: StepPlan, started_s: float) -> Flight:
         (slot,) = plan.slots
-        hidden = self._runner.prefill(slot.index, slot.start, slot.tokens)
+        hidden = self._runner.prefill(slot.index, slot.start, slot.tokens, slot.sequence.adapter)
         logits = self._runner.head(hidden[:, -1:])[0] if slot.samples else None
         arrays.launch(hidden if logits is None else logits)
         return Flight(plan, ((),), logits, 1, started_s)
@@ -254,7 +258,8 @@ class Engine:
     def _forward(
         self, plan: StepPlan, ids: mx.array, drafts: tuple[tuple[int, ...], ...], started_s: float
     ) -> Flight:
-        logits = self._runner.forward(ids, plan.first, plan.starts)
+        adapters = [slot.sequence.adapter for slot in plan.slots]
+        logits = self._runner.forward(ids, plan.first, plan.starts, adapters)
         logits = logits.reshape(-1, logits.shape[-1])
         arrays.launch(logits)
         return Flight(plan, drafts, logits, ids.shape[1], started_s)

@@ -15,6 +15,7 @@ from engine.cache.slots import SlotCache
 from engine.errors import ModelError
 from engine.models.head import split_head
 from engine.models.load import LoadedModel
+from engine.models.lora import NO_ADAPTER, AdapterSet
 
 
 class Runner:
@@ -23,43 +24,62 @@ class Runner:
     Args:
         model: the model to run.
         read_block: see engine.cache.slots.StepShape.
+        adapters: LoRA adapters mounted in a copy of `model`; None has none.
 
     Raises:
         ModelError: a layer keeps something else than keys and values.
     """
 
-    def __init__(self, model: LoadedModel, read_block: int = 1) -> None:
+    def __init__(
+        self, model: LoadedModel, read_block: int = 1, adapters: AdapterSet | None = None
+    ) -> None:
         check_caches(model)
-        self._backbone, self._head = split_head(model.model)
+        self._adapters = adapters or AdapterSet(model)
+        self._backbone, self._head = split_head(self._adapters.model.model)
         self.cache = SlotCache(model.num_layers, read_block)
 
-    def prefill(self, slot: int, start: int, tokens: Sequence[int]) -> mx.array:
+    def prefill(
+        self, slot: int, start: int, tokens: Sequence[int], adapter: int = NO_ADAPTER
+    ) -> mx.array:
         """Feed prompt tokens of one row.
 
         Args:
             tokens: ids written at `start` of the slot.
+            adapter: index of the row's adapter.
 
         Returns:
             Hidden states after each token, [1, len(tokens), hidden]; apply `head` to score.
         """
+        self._adapters.select([adapter])
         ids = ids_array([tokens], len(tokens))
         return self._backbone(ids, self.cache.views(slot, (start,), len(tokens)))
 
-    def forward(self, ids: mx.array, first: int, starts: Sequence[int]) -> mx.array:
+    def forward(
+        self,
+        ids: mx.array,
+        first: int,
+        starts: Sequence[int],
+        adapters: Sequence[int] | None = None,
+    ) -> mx.array:
         """Feed `width` tokens of each of a range of rows.
 
         Args:
             ids: token ids, [rows, width].
             first: slot of the first row.
             starts: cache length of each row, [rows].
+            adapters: index of each row's adapter, [rows]; None when no row has one.
 
         Returns:
             Logits after each token, [rows, width, vocab].
         """
+        self._adapters.select(adapters)
         return self._head(self._backbone(ids, self.cache.views(first, starts, ids.shape[1])))
 
     def head(self, hidden: mx.array) -> mx.array:
-        """Return the logits of hidden states, [..., hidden] -> [..., vocab]."""
+        """Return the logits of the last call's hidden states, [rows, ..., hidden] -> [..., vocab].
+
+        Their rows are those of that call: the head may have adapters too.
+        """
         return self._head(hidden)
 
 

@@ -91,6 +91,7 @@ class Sequence:
         num_cached: leading ids whose keys and values are in the row's slot. While decoding it is
             `len(ids) - 1`: the last token is fed by the next step.
         forced_ids: tokens to emit whatever is sampled; used to replay a recorded text.
+        adapter: index of the row's LoRA adapter in engine.models.lora.AdapterSet; 0 is none.
     """
 
     request: Request
@@ -107,6 +108,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     error: str | None = None
     forced_ids: tuple[int, ...] = ()
+    adapter: int = 0
 
     def __post_init__(self) -> None:
         self.ids = list(self.request.prompt_ids)
