@@ -18,15 +18,16 @@ import mlx.core as mx
 
 from engine import arrays, emit
 from engine.backend import shape_block
-from engine.config import EngineConfig
+from engine.config import EngineConfig, adapter_places
 from engine.draft.source import DraftSource
 from engine.errors import FmError, RequestError, SettingError
 from engine.flight import Flight, select
 from engine.grammar.compile import GrammarCompiler
 from engine.kv_budget import BYTES_PER_GB, KvBudget
 from engine.models.load import LoadedModel
+from engine.models.lora import load_adapters
 from engine.plan import Slot, StepKind, StepPlan
-from engine.propose import Proposer
+from engine.propose import Drafts, Proposer
 from engine.request import Completion, FinishReason, Request, TokenEvent
 from engine.routing import route
 from engine.runner import Runner
@@ -61,7 +62,8 @@ class Engine:
         self.model = model
         self.config = config
         self.last_step: StepReport | None = None
-        self._runner = Runner(model, shape_block())
+        self._adapters = load_adapters(model, adapter_places(config.adapters))
+        self._runner = Runner(model, shape_block(), self._adapters)
         self._grammars = GrammarCompiler(model.tokenizer.ll, model.vocab_size, model.eos_ids)
         self._proposer = Proposer(model, drafter)
         self._budget = self._kv_budget()
@@ -271,6 +273,7 @@ class Engine:
             text=TextStream(self.model.tokenizer.token_bytes, request.stop),
             matcher=None if grammar is None else grammar.start(),
             forced_ids=forced_ids,
+            adapter=self._adapters.index(request.adapter),
         )
 
     def _enqueue(self, sequence: Sequence) -> str:
@@ -316,20 +319,16 @@ class Engine:
 
     def _launch_prefill(self, plan: StepPlan, started_s: float) -> Flight:
         chunks = [slot.tokens for slot in plan.slots]
-        width = prefill_width(max(map(len, chunks)))
-        hidden = self._runner.prefill(
-            _ids_of(plan, chunks, width), plan.first, plan.starts, list(map(len, chunks))
-        )
+        ids = _ids_of(plan, chunks, prefill_width(max(map(len, chunks))))
+        drafts: Drafts = ((),) * len(chunks)
+        hidden = self._runner.prefill(ids, plan.rows(drafts))
         samples = any(slot.samples for slot in plan.slots)
         logits = self._runner.head(hidden) if samples else None
         arrays.launch(hidden if logits is None else logits)
-        drafts = ((),) * len(plan.slots)
-        return Flight(plan, drafts, logits, 1, plan.num_rows * width, started_s)
+        return Flight(plan, drafts, logits, 1, ids.size, started_s)
 
-    def _forward(
-        self, plan: StepPlan, ids: mx.array, drafts: tuple[tuple[int, ...], ...], started_s: float
-    ) -> Flight:
-        logits = self._runner.forward(ids, plan.first, plan.starts)
+    def _forward(self, plan: StepPlan, ids: mx.array, drafts: Drafts, started_s: float) -> Flight:
+        logits = self._runner.forward(ids, plan.rows(drafts))
         logits = logits.reshape(-1, logits.shape[-1])
         arrays.launch(logits)
         return Flight(plan, drafts, logits, ids.shape[1], ids.size, started_s)

@@ -55,6 +55,23 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
+class RowRange:
+    """Where the rows of one forward lie in the cache, and what is each row's own.
+
+    Args:
+        first: slot of the first row.
+        starts: cache length of each row; its tokens are written behind it, [rows].
+        counts: tokens of each row; what follows them is padding, 0 for an idle row, [rows].
+        adapters: index of each row's LoRA adapter, 0 is none, [rows].
+    """
+
+    first: int
+    starts: tuple[int, ...]
+    counts: tuple[int, ...]
+    adapters: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One forward over slots `first .. first + num_rows`.
 
@@ -76,3 +93,11 @@ class StepPlan:
     def row(self, slot: Slot) -> int:
         """Return which row of the step's arrays belongs to `slot`."""
         return slot.index - self.first
+
+    def rows(self, drafts: tuple[tuple[int, ...], ...]) -> RowRange:
+        """Return the range with each slot's tokens and drafts; idle rows have none."""
+        counts, adapters = [0] * self.num_rows, [0] * self.num_rows
+        for slot, draft in zip(self.slots, drafts, strict=True):
+            counts[self.row(slot)] = slot.num_known + len(draft)
+            adapters[self.row(slot)] = slot.sequence.adapter
+        return RowRange(self.first, self.starts, tuple(counts), tuple(adapters))

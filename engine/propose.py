@@ -17,6 +17,7 @@ from engine.plan import Slot
 from engine.sequence import Sequence
 
 Proposals = list[list[int]]
+Drafts = tuple[tuple[int, ...], ...]
 
 LOG = logging.getLogger("fm")
 
@@ -46,7 +47,7 @@ class Proposer:
         """True while the drafter still holds rows that have ended."""
         return bool(self._leavers)
 
-    def propose(self, slots: Many[Slot]) -> tuple[tuple[int, ...], ...]:
+    def propose(self, slots: Many[Slot]) -> Drafts:
         """Return the drafts of each slot, cut to what may be verified.
 
         A row whose drafter fails gets its `error` set and no drafts.

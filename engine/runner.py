@@ -5,8 +5,6 @@ The runner owns the model and its cache. It never waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
@@ -15,6 +13,8 @@ from engine.errors import ModelError
 from engine.kv_budget import KvCosts, Rectangle
 from engine.models.head import split_head
 from engine.models.load import LoadedModel
+from engine.models.lora import AdapterSet
+from engine.plan import RowRange
 
 
 class Runner:
@@ -23,14 +23,18 @@ class Runner:
     Args:
         model: the model to run.
         read_block: see engine.cache.slots.StepShape.
+        adapters: LoRA adapters of `model` that rows may ask for.
 
     Raises:
         ModelError: a layer keeps something else than keys and values.
     """
 
-    def __init__(self, model: LoadedModel, read_block: int = 1) -> None:
+    def __init__(
+        self, model: LoadedModel, read_block: int = 1, adapters: AdapterSet | None = None
+    ) -> None:
         check_caches(model)
-        self._backbone, self._head = split_head(model.model)
+        self._adapters = adapters or AdapterSet(model)
+        self._backbone, self._head = split_head(self._adapters.model.model)
         self.cache = SlotCache(model.num_layers, read_block)
         scratch = SlotCache(model.num_layers)
         self._backbone(mx.array([[0]]), scratch.views(0, (0,), 1))
@@ -51,36 +55,32 @@ class Runner:
         """The size of the cache."""
         return Rectangle(self.cache.num_slots, self.cache.capacity)
 
-    def prefill(
-        self, ids: mx.array, first: int, starts: Sequence[int], counts: Sequence[int]
-    ) -> mx.array:
-        """Feed prompt tokens of a range of rows.
+    def prefill(self, ids: mx.array, rows: RowRange) -> mx.array:
+        """Feed prompt tokens.
 
         Args:
             ids: token ids, [rows, width], padded on the right.
-            first: slot of the first row.
-            starts: cache length of each row, [rows].
-            counts: tokens of each row, at least one, [rows].
 
         Returns:
             Hidden states after each row's last token, [rows, hidden]; apply `head` to score.
         """
-        hidden = self._backbone(ids, self.cache.views(first, starts, ids.shape[1]))
-        last = mx.array(list(counts))[:, None, None] - 1
-        return mx.take_along_axis(hidden, last, axis=1)[:, 0]
+        last = mx.array([max(count - 1, 0) for count in rows.counts])[:, None, None]
+        return mx.take_along_axis(self._feed(ids, rows), last, axis=1)[:, 0]
 
-    def forward(self, ids: mx.array, first: int, starts: Sequence[int]) -> mx.array:
-        """Feed `width` tokens of each of a range of rows.
+    def forward(self, ids: mx.array, rows: RowRange) -> mx.array:
+        """Feed a burst of each row.
 
         Args:
-            ids: token ids, [rows, width].
-            first: slot of the first row.
-            starts: cache length of each row, [rows].
+            ids: token ids, [rows, width], padded on the right.
 
         Returns:
             Logits after each token, [rows, width, vocab].
         """
-        return self._head(self._backbone(ids, self.cache.views(first, starts, ids.shape[1])))
+        return self._head(self._feed(ids, rows))
+
+    def _feed(self, ids: mx.array, rows: RowRange) -> mx.array:
+        self._adapters.select(rows.adapters)
+        return self._backbone(ids, self.cache.views(rows.first, rows.starts, ids.shape[1]))
 
     def head(self, hidden: mx.array) -> mx.array:
         """Return the logits of hidden states, [..., hidden] -> [..., vocab]."""

@@ -18,6 +18,7 @@ from engine.backend import shape_block
 from engine.draft.source import DraftRequest
 from engine.kv_budget import KvCosts
 from engine.models.load import LoadedModel, check_same_vocabulary
+from engine.plan import RowRange
 from engine.rows import SlotTable
 from engine.runner import Runner
 from engine.sampler import IDLE, Draw, adjust, choose
@@ -101,7 +102,8 @@ class TwoModelDrafter:
             end = min(row.num_cached + self._prefill_chunk, len(ids) - 1)
             chunk = ids[row.num_cached : end]
             padded = arrays.ids_array([chunk], prefill_width(len(chunk)))
-            arrays.launch(self._runner.prefill(padded, slot, (row.num_cached,), (len(chunk),)))
+            rows = RowRange(slot, (row.num_cached,), (len(chunk),), adapters=(0,))
+            arrays.launch(self._runner.prefill(padded, rows))
             row.num_cached = end
 
     def _chain(self, num_tokens: int) -> mx.array:
@@ -113,7 +115,8 @@ class TwoModelDrafter:
         rows = [self._table.at(slot) for slot in range(row_bucket(self._table.num_slots))]
         unseen = [[0] if row is None else row.sequence.ids[row.num_cached :][:2] for row in rows]
         width = step_width(max(map(len, unseen)))
-        logits = self._runner.forward(arrays.ids_array(unseen, width), 0, _starts(rows, 0))
+        counts = [len(tokens) for tokens in unseen]
+        logits = self._runner.forward(arrays.ids_array(unseen, width), _range(rows, 0, counts))
         last = mx.array([len(tokens) - 1 for tokens in unseen])
         scores = mx.take_along_axis(logits, last[:, None, None], axis=1)[:, 0]
         tokens = [self._choose(scores, rows, 0)]
@@ -121,8 +124,8 @@ class TwoModelDrafter:
             if row is not None:
                 row.num_cached += len(seen)
         for offset in range(1, num_tokens):
-            starts = _starts(rows, offset - 1)
-            scores = self._runner.forward(tokens[-1][:, None], 0, starts)[:, 0]
+            where = _range(rows, offset - 1, [1] * len(rows))
+            scores = self._runner.forward(tokens[-1][:, None], where)[:, 0]
             tokens.append(self._choose(scores, rows, offset))
         return mx.stack(tokens, axis=1)
 
@@ -131,8 +134,10 @@ class TwoModelDrafter:
         return choose(adjust(scores, draws), draws)
 
 
-def _starts(rows: list[DraftRow | None], offset: int) -> list[int]:
-    return [0 if row is None else row.num_cached + offset for row in rows]
+def _range(rows: list[DraftRow | None], offset: int, counts: list[int]) -> RowRange:
+    """Return where rows are fed, `offset` tokens behind what they hold."""
+    starts = tuple(0 if row is None else row.num_cached + offset for row in rows)
+    return RowRange(0, starts, tuple(counts), adapters=(0,) * len(rows))
 
 
 def _draw(sequence: Sequence, offset: int) -> Draw:
