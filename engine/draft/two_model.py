@@ -1,8 +1,9 @@
 """Draft with a smaller model of the same vocabulary.
 
 The drafter keeps its own slots. A proposal feeds it what it has not seen, then chains its own
-choices on the device and reads them once. It draws with the row's own parameters and noise, so a
-drafter equal to its target agrees with it at any temperature. Penalties see the row's tokens and
+choices on the device and reads them once. It draws with the row's own parameters and noise, and
+keeps off end tokens as long as the row must, so a drafter equal to its target agrees with it at any
+temperature. Penalties see the row's tokens and
 not the drafts before them, which the host has not read.
 """
 
@@ -12,15 +13,19 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 from engine import arrays
 from engine.backend import shape_block
 from engine.draft.source import DraftRequest
+from engine.grammar.mask import apply_mask, bar_tokens, bits_of
 from engine.models.load import LoadedModel, check_same_vocabulary
 from engine.plan import step_width
+from engine.row_params import Draws, RowParams
 from engine.rows import RowTable
 from engine.runner import Runner
-from engine.sampler import Draw, adjust, choose
+from engine.sampler import Adjustment, adjust, choose
 from engine.sequence import Sequence
 
 
@@ -52,10 +57,13 @@ class TwoModelDrafter:
         self._runner = Runner(model, shape_block())
         self._table: RowTable[DraftRow] = RowTable()
         self._by_sequence: dict[int, DraftRow] = {}
+        self._params = RowParams()
+        self._end_bits = bits_of((), model.vocab_size)
 
     def open(self, target: LoadedModel) -> None:
         """Check that both models speak the same tokens; raises ModelError."""
         check_same_vocabulary(target, self._model)
+        self._end_bits = bits_of(target.eos_ids, self._model.vocab_size)
 
     def propose(self, requests: Rows[DraftRequest]) -> list[list[int]]:
         """Return exactly `budget` ids for each row; waits for the device once."""
@@ -78,6 +86,7 @@ class TwoModelDrafter:
         row = self._by_sequence.pop(id(sequence), None)
         if row is None:
             return
+        self._params.leave(sequence)
         move = self._table.leave(row)
         if move is not None:
             self._runner.cache.move(*move)
@@ -105,6 +114,7 @@ class TwoModelDrafter:
         and what they write is forgotten by not being counted.
         """
         rows = list(self._table)
+        self._params.seat((index, row.sequence) for index, row in enumerate(rows))
         unseen = [row.sequence.ids[row.num_cached :][:2] for row in rows]
         width = step_width(max(len(tokens) for tokens in unseen))
         logits = self._runner.forward(
@@ -122,14 +132,22 @@ class TwoModelDrafter:
         return mx.stack(tokens, axis=1)
 
     def _choose(self, scores: mx.array, rows: list[DraftRow], offset: int) -> mx.array:
-        draws = [
-            Draw(
-                row.sequence.request.sampling,
-                row.sequence.seed,
-                row.sequence.num_emitted + offset,
-                row.sequence.ids,
-                row.sequence.num_prompt,
-            )
-            for row in rows
-        ]
-        return choose(adjust(scores, draws), draws)
+        """Return the choice of every row after `offset` drafts, [rows] int32."""
+        records = self._params.records(0, len(rows))
+        positions = np.array([row.sequence.num_emitted + offset for row in rows])
+        touched = np.flatnonzero(~records["is_plain"]).tolist()
+        scores = adjust(scores, [_adjustment(index, rows[index].sequence) for index in touched])
+        scores = self._bar_ends(scores, np.flatnonzero(positions < records["min_tokens"]))
+        return choose(scores, Draws(records, positions))
+
+    def _bar_ends(self, scores: mx.array, barred: NDArray[np.int64]) -> mx.array:
+        if not len(barred):
+            return scores
+        bitmask = np.full((scores.shape[0], len(self._end_bits)), -1, dtype=np.int32)
+        bar_tokens(bitmask, barred, self._end_bits)
+        return apply_mask(scores, mx.array(bitmask))
+
+
+def _adjustment(index: int, sequence: Sequence) -> Adjustment:
+    params = sequence.request.sampling
+    return Adjustment(index, params, sequence.ids, sequence.num_prompt)
