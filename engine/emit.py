@@ -6,21 +6,27 @@ Pure bookkeeping on one Sequence; slots and records are the loop's.
 from __future__ import annotations
 
 from collections.abc import Collection
+from collections.abc import Sequence as Many
 
 from engine.errors import RowError
-from engine.request import FinishReason, Provenance, TokenEvent
+from engine.request import FinishReason, Provenance, TokenEvent, TokenLogprobs
 from engine.sequence import Sequence
 from engine.verify import Verdict
 
 
 def commit(
-    sequence: Sequence, verdict: Verdict, was_drafted: bool, eos_ids: Collection[int]
+    sequence: Sequence,
+    verdict: Verdict,
+    was_drafted: bool,
+    eos_ids: Collection[int],
+    logprobs: Many[TokenLogprobs],
 ) -> list[TokenEvent]:
     """Emit what a step decided for one row; returns its events, at least one.
 
     Args:
         was_drafted: whether the step verified drafts of the row.
         eos_ids: tokens that end a row.
+        logprobs: one entry a decided token; empty when the row asks for none.
     """
     sequence.drafts.accept(verdict.num_accepted)
     events: list[TokenEvent] = []
@@ -29,7 +35,8 @@ def commit(
             provenance = Provenance.ACCEPTED
         else:
             provenance = Provenance.CORRECTED if was_drafted else Provenance.SAMPLED
-        events.append(_emit(sequence, token, provenance, eos_ids))
+        entry = logprobs[index] if logprobs else None
+        events.append(_emit(sequence, token, provenance, eos_ids, entry))
         if sequence.is_finished:
             break
     return events
@@ -57,7 +64,11 @@ def fail(sequence: Sequence, error: str) -> TokenEvent:
 
 
 def _emit(
-    sequence: Sequence, token: int, provenance: Provenance, eos_ids: Collection[int]
+    sequence: Sequence,
+    token: int,
+    provenance: Provenance,
+    eos_ids: Collection[int],
+    logprobs: TokenLogprobs | None,
 ) -> TokenEvent:
     """Append one token to a row, and end the row when the token does."""
     if token in eos_ids and not sequence.request.ignore_eos:
@@ -70,13 +81,23 @@ def _emit(
     position = sequence.num_emitted
     sequence.ids.append(token)
     sequence.provenance.append(provenance)
+    if logprobs is not None:
+        sequence.logprobs.append(logprobs)
     text = sequence.text.push(token)
     reason = _reason(sequence)
     if reason is not None:
         text += sequence.text.finish()
         sequence.finish_reason = reason
     sequence.pieces.append(text)
-    return TokenEvent(sequence.request.request_id, token, text, position, provenance, reason)
+    return TokenEvent(
+        sequence.request.request_id,
+        token,
+        text,
+        position,
+        provenance,
+        reason,
+        logprobs=logprobs,
+    )
 
 
 def _reason(sequence: Sequence) -> FinishReason | None:

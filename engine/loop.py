@@ -21,7 +21,7 @@ from engine.backend import shape_block
 from engine.config import EngineConfig, adapter_places
 from engine.draft.source import DraftSource
 from engine.errors import FmError, RequestError, SettingError
-from engine.flight import Flight, select
+from engine.flight import Flight, Selector
 from engine.grammar.compile import GrammarCompiler
 from engine.kv_budget import BYTES_PER_GB, KvBudget
 from engine.models.load import LoadedModel
@@ -65,6 +65,7 @@ class Engine:
         self._adapters = load_adapters(model, adapter_places(config.adapters))
         self._runner = Runner(model, shape_block(), self._adapters)
         self._grammars = GrammarCompiler(model.tokenizer.ll, model.vocab_size, model.eos_ids)
+        self._selector = Selector(model.vocab_size, model.eos_ids, config.max_rows)
         self._proposer = Proposer(model, drafter)
         self._budget = self._kv_budget()
         self._scheduler = Scheduler(config, self._budget)
@@ -90,7 +91,7 @@ class Engine:
         Raises:
             RequestError: a value cannot be served, the prompt fills the model's context, or the
                 row would not fit the KV budget alone; SchemaError when it is the constraint. A
-                budget beyond the context is cut to it.
+                budget beyond the context is cut to it, and `min_tokens` with it.
         """
         return self._enqueue(self._sequence(request))
 
@@ -147,9 +148,9 @@ class Engine:
             if flight is None:
                 return []
             self._flight = None
-            tokens = select(flight)
+            tokens = self._selector.select(flight)
             ahead = self._follow(flight, tokens)
-        chosen = arrays.read_tokens(tokens) if tokens is not None else None
+        chosen = flight.read(tokens) if tokens is not None else None
         ended_s = time.perf_counter()
         with self._lock:
             events = self._land(flight, chosen)
@@ -194,7 +195,12 @@ class Engine:
         if self._live:
             raise RequestError("a replay needs an idle engine; run or cancel the live rows first")
         forced = replace(
-            request, max_tokens=len(token_ids), num_draft_tokens=0, request_id="", stop=()
+            request,
+            max_tokens=len(token_ids),
+            num_draft_tokens=0,
+            request_id="",
+            stop=(),
+            sampling=replace(request.sampling, logprobs=False, top_logprobs=0, min_tokens=0),
         )
         self._check_ids(token_ids)
         request_id = self._enqueue(self._sequence(forced, tuple(token_ids)))
@@ -258,11 +264,10 @@ class Engine:
     def _sequence(self, request: Request, forced_ids: tuple[int, ...] = ()) -> Sequence:
         """Check a request and make its row; the constraint is compiled without the lock."""
         self._check_ids((*request.prompt_ids, *request.sampling.logit_bias))
-        request = replace(
-            request,
-            request_id=request.request_id or self._new_id(),
-            max_tokens=min(request.max_tokens, self._context_left(request)),
-        )
+        most = min(request.max_tokens, self._context_left(request))
+        sampling = replace(request.sampling, min_tokens=min(request.sampling.min_tokens, most))
+        request_id = request.request_id or self._new_id()
+        request = replace(request, request_id=request_id, max_tokens=most, sampling=sampling)
         constraint = request.constraint
         grammar = self._grammars.compile(constraint) if constraint is not None else None
         seed = request.sampling.seed
@@ -364,7 +369,8 @@ class Engine:
                 events.append(emit.fail(sequence, sequence.error))
             else:
                 sequence.num_cached += verdict.num_accepted
-                events += emit.commit(sequence, verdict, bool(draft), self.model.eos_ids)
+                entries = flight.logprobs.get(flight.plan.row(slot), ())
+                events += emit.commit(sequence, verdict, bool(draft), self.model.eos_ids, entries)
             if sequence.is_finished:
                 self._finish(sequence)
         return events
@@ -386,6 +392,7 @@ class Engine:
         """Free a finished row's slot and keep its record."""
         self._scheduler.release(sequence)
         self._proposer.leave(sequence)
+        self._selector.leave(sequence)
         request_id = sequence.request.request_id
         del self._live[request_id]
         self._tally.finished += 1

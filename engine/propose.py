@@ -113,16 +113,30 @@ class Proposer:
 
     def _cut(self, slot: Slot, proposal: list[int]) -> tuple[int, ...]:
         """Keep the part of a proposal that can be verified; the rest counts as rejected."""
-        sequence, vocab_size = slot.sequence, self._model.vocab_size
+        sequence = slot.sequence
         proposal = proposal[: slot.draft_budget]
-        for index, token in enumerate(proposal):
-            if token in self._model.eos_ids and not sequence.request.ignore_eos:
-                proposal = proposal[: index + 1]
-                break
+        end = next((i for i, token in enumerate(proposal) if self._ends(sequence, token)), None)
+        proposal = proposal if end is None else proposal[: end + 1]
+        legal = self._num_legal(sequence, proposal)
+        sequence.drafts.propose(len(proposal), len(proposal) - legal)
+        return tuple(proposal[:legal])
+
+    def _ends(self, sequence: Sequence, token: int) -> bool:
+        return token in self._model.eos_ids and not sequence.request.ignore_eos
+
+    def _num_legal(self, sequence: Sequence, proposal: list[int]) -> int:
+        """Return how many leading tokens exist, do not end the row too early, and are grammatical.
+
+        Args:
+            proposal: an end token can only be its last.
+        """
+        vocab_size = self._model.vocab_size
         legal = next(
             (i for i, token in enumerate(proposal) if not 0 <= token < vocab_size), len(proposal)
         )
+        num_barred = sequence.request.sampling.min_tokens - sequence.num_emitted
+        if 0 < legal <= num_barred and self._ends(sequence, proposal[legal - 1]):
+            legal -= 1
         if sequence.matcher is not None and legal:
             legal = sequence.matcher.legal_prefix(proposal[:legal])
-        sequence.drafts.propose(len(proposal), len(proposal) - legal)
-        return tuple(proposal[:legal])
+        return legal

@@ -12,16 +12,20 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 from engine import arrays
 from engine.backend import shape_block
 from engine.draft.source import DraftRequest
+from engine.grammar.mask import apply_mask, bar_tokens, bits_of
 from engine.kv_budget import KvCosts
 from engine.models.load import LoadedModel, check_same_vocabulary
 from engine.plan import RowRange
+from engine.row_params import Draws, RowParams
 from engine.rows import SlotTable
 from engine.runner import Runner
-from engine.sampler import IDLE, Draw, adjust, choose
+from engine.sampler import Adjustment, adjust, choose
 from engine.sequence import Sequence
 from engine.shapes import prefill_width, row_bucket, step_width
 
@@ -54,10 +58,13 @@ class TwoModelDrafter:
         self._runner = Runner(model, shape_block())
         self._table: SlotTable[DraftRow] = SlotTable()
         self._by_sequence: dict[int, DraftRow] = {}
+        self._params = RowParams()
+        self._end_bits = bits_of((), model.vocab_size)
 
     def open(self, target: LoadedModel) -> None:
         """Check that both models speak the same tokens; raises ModelError."""
         check_same_vocabulary(target, self._model)
+        self._end_bits = bits_of(target.eos_ids, self._model.vocab_size)
 
     @property
     def kv_costs(self) -> KvCosts:
@@ -87,6 +94,7 @@ class TwoModelDrafter:
         row = self._by_sequence.pop(id(sequence), None)
         if row is not None:
             self._table.leave(row)
+            self._params.leave(sequence)
 
     def _row(self, sequence: Sequence) -> DraftRow:
         if id(sequence) not in self._by_sequence:
@@ -113,6 +121,7 @@ class TwoModelDrafter:
         contiguous, and what they write is forgotten by not being counted.
         """
         rows = [self._table.at(slot) for slot in range(row_bucket(self._table.num_slots))]
+        self._params.seat((slot, row.sequence) for slot, row in self._table.items())
         unseen = [[0] if row is None else row.sequence.ids[row.num_cached :][:2] for row in rows]
         width = step_width(max(map(len, unseen)))
         counts = [len(tokens) for tokens in unseen]
@@ -130,8 +139,24 @@ class TwoModelDrafter:
         return mx.stack(tokens, axis=1)
 
     def _choose(self, scores: mx.array, rows: list[DraftRow | None], offset: int) -> mx.array:
-        draws = [IDLE if row is None else _draw(row.sequence, offset) for row in rows]
-        return choose(adjust(scores, draws), draws)
+        """Return the choice of every row after `offset` drafts, [rows] int32."""
+        records = self._params.records(0, len(rows))
+        positions = np.array([row.sequence.num_emitted + offset if row else 0 for row in rows])
+        touched = [
+            _adjustment(index, row.sequence)
+            for index, row in enumerate(rows)
+            if row is not None and not records["is_plain"][index]
+        ]
+        scores = adjust(scores, touched)
+        scores = self._bar_ends(scores, np.flatnonzero(positions < records["min_tokens"]))
+        return choose(scores, Draws(records, positions))
+
+    def _bar_ends(self, scores: mx.array, barred: NDArray[np.int64]) -> mx.array:
+        if not len(barred):
+            return scores
+        bitmask = np.full((scores.shape[0], len(self._end_bits)), -1, dtype=np.int32)
+        bar_tokens(bitmask, barred, self._end_bits)
+        return apply_mask(scores, mx.array(bitmask))
 
 
 def _range(rows: list[DraftRow | None], offset: int, counts: list[int]) -> RowRange:
@@ -140,11 +165,6 @@ def _range(rows: list[DraftRow | None], offset: int, counts: list[int]) -> RowRa
     return RowRange(0, starts, tuple(counts), adapters=(0,) * len(rows))
 
 
-def _draw(sequence: Sequence, offset: int) -> Draw:
-    return Draw(
-        sequence.request.sampling,
-        sequence.seed,
-        sequence.num_emitted + offset,
-        sequence.ids,
-        sequence.num_prompt,
-    )
+def _adjustment(index: int, sequence: Sequence) -> Adjustment:
+    params = sequence.request.sampling
+    return Adjustment(index, params, sequence.ids, sequence.num_prompt)
