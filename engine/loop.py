@@ -51,7 +51,9 @@ class Engine:
         self.model = model
         self.config = config
         self.last_step: StepReport | None = None
-        self._runner = Runner(model, shape_block())
+        self._runner = Runner(model, shape_block(), config.kv_bits)
+        if config.max_rows > 1:
+            self._runner.check_batch()
         self._scheduler = Scheduler(config)
         self._grammars = GrammarCompiler(model.tokenizer.ll, model.vocab_size, model.eos_ids)
         if drafter is None and config.num_draft_tokens:
@@ -240,21 +242,31 @@ class Engine:
         draft_s = time.perf_counter() - started_s
         rows = [slot.tokens + draft for slot, draft in zip(plan.slots, drafts, strict=True)]
         width = step_width(max(len(row) for row in rows))
-        flight = self._forward(plan, arrays.ids_array(rows, width), drafts, started_s)
+        counts = [len(row) for row in rows]
+        flight = self._forward(plan, arrays.ids_array(rows, width), counts, drafts, started_s)
         flight.draft_s = draft_s
         return flight
 
     def _launch_prefill(self, plan: StepPlan, started_s: float) -> Flight:
         (slot,) = plan.slots
-        hidden = self._runner.prefill(slot.index, slot.start, slot.tokens)
-        logits = self._runner.head(hidden[:, -1:])[0] if slot.samples else None
+        width = len(slot.tokens)
+        self._runner.cache.make_room(slot.index + 1, slot.start + width)
+        hidden = self._runner.prefill(slot.index, (slot.start,), (slot.tokens,), width)
+        logits = self._runner.head(hidden) if slot.samples else None
         arrays.launch(hidden if logits is None else logits)
         return Flight(plan, ((),), logits, 1, started_s)
 
     def _forward(
-        self, plan: StepPlan, ids: mx.array, drafts: tuple[tuple[int, ...], ...], started_s: float
+        self,
+        plan: StepPlan,
+        ids: mx.array,
+        counts: Many[int],
+        drafts: tuple[tuple[int, ...], ...],
+        started_s: float,
     ) -> Flight:
-        logits = self._runner.forward(ids, plan.first, plan.starts)
+        rows, width = ids.shape
+        self._runner.cache.make_room(plan.first + rows, max(plan.starts) + width)
+        logits = self._runner.forward(ids, plan.first, plan.starts, counts)
         logits = logits.reshape(-1, logits.shape[-1])
         arrays.launch(logits)
         return Flight(plan, drafts, logits, ids.shape[1], started_s)
@@ -300,7 +312,8 @@ class Engine:
         started_s = time.perf_counter()
         if any(slot.sequence.forced_ids for slot in plan.slots):
             tokens = arrays.ids_array([[slot.sequence.forced_next] for slot in plan.slots], 1)
-        return self._forward(plan, tokens, ((),) * len(plan.slots), started_s)
+        rows = len(plan.slots)
+        return self._forward(plan, tokens, (1,) * rows, ((),) * rows, started_s)
 
     def _land(self, flight: Flight, tokens: mx.array | None) -> list[TokenEvent]:
         """Wait for the step's choices and commit them: the only host wait of a step."""

@@ -16,6 +16,7 @@ import mlx.core as mx
 from engine import arrays
 from engine.backend import shape_block
 from engine.draft.source import DraftRequest
+from engine.errors import ModelError
 from engine.models.load import LoadedModel, check_same_vocabulary
 from engine.plan import step_width
 from engine.rows import RowTable
@@ -56,6 +57,11 @@ class TwoModelDrafter:
     def open(self, target: LoadedModel) -> None:
         """Check that both models speak the same tokens; raises ModelError."""
         check_same_vocabulary(target, self._model)
+        if not self._runner.cache.is_rewindable:
+            raise ModelError(
+                f"{self._model.name} has recurrent layers, which cannot take a chain of drafts "
+                "back; choose a draft model of attention layers only, or drafter ngram"
+            )
 
     def propose(self, requests: Rows[DraftRequest]) -> list[list[int]]:
         """Return exactly `budget` ids for each row; waits for the device once."""
@@ -95,7 +101,9 @@ class TwoModelDrafter:
         while len(ids) - row.num_cached > 2:
             end = min(row.num_cached + self._prefill_chunk, len(ids) - 1)
             chunk = ids[row.num_cached : end]
-            arrays.launch(self._runner.prefill(slot, row.num_cached, chunk))
+            self._runner.cache.make_room(slot + 1, end)
+            hidden = self._runner.prefill(slot, (row.num_cached,), (chunk,), len(chunk))
+            arrays.launch(hidden)
             row.num_cached = end
 
     def _chain(self, num_tokens: int) -> mx.array:
@@ -107,17 +115,18 @@ class TwoModelDrafter:
         rows = list(self._table)
         unseen = [row.sequence.ids[row.num_cached :][:2] for row in rows]
         width = step_width(max(len(tokens) for tokens in unseen))
-        logits = self._runner.forward(
-            arrays.ids_array(unseen, width), 0, [row.num_cached for row in rows]
-        )
-        last = mx.array([len(tokens) - 1 for tokens in unseen])
+        starts, counts = [row.num_cached for row in rows], [len(tokens) for tokens in unseen]
+        self._runner.cache.make_room(len(rows), max(starts) + width + num_tokens)
+        logits = self._runner.forward(arrays.ids_array(unseen, width), 0, starts, counts)
+        last = mx.array([count - 1 for count in counts])
         scores = mx.take_along_axis(logits, last[:, None, None], axis=1)[:, 0]
         tokens = [self._choose(scores, rows, 0)]
         for row, seen in zip(rows, unseen, strict=True):
             row.num_cached += len(seen)
+        ones = [1] * len(rows)
         for offset in range(1, num_tokens):
             starts = [row.num_cached + offset - 1 for row in rows]
-            scores = self._runner.forward(tokens[-1][:, None], 0, starts)[:, 0]
+            scores = self._runner.forward(tokens[-1][:, None], 0, starts, ones)[:, 0]
             tokens.append(self._choose(scores, rows, offset))
         return mx.stack(tokens, axis=1)
 
