@@ -18,7 +18,7 @@ from engine import arrays
 from engine.backend import shape_block
 from engine.config import EngineConfig
 from engine.draft.source import DraftRequest, DraftSource
-from engine.errors import FmError, RequestError, RowError, SettingError
+from engine.errors import FmError, ModelError, RequestError, RowError, SettingError
 from engine.flight import Flight, select
 from engine.grammar.compile import GrammarCompiler
 from engine.models.load import LoadedModel
@@ -54,6 +54,11 @@ class Engine:
         self._runner = Runner(model, shape_block(), config.kv_bits)
         if config.max_rows > 1:
             self._runner.check_batch()
+        if config.num_draft_tokens and not self._runner.cache.is_rewindable:
+            raise ModelError(
+                f"{model.name} has recurrent layers, which this loop cannot take back after a "
+                "rejected draft; set num_draft_tokens to 0"
+            )
         self._scheduler = Scheduler(config)
         self._grammars = GrammarCompiler(model.tokenizer.ll, model.vocab_size, model.eos_ids)
         if drafter is None and config.num_draft_tokens:

@@ -1,4 +1,4 @@
-"""Arrays with one entry for every position of every slot, and the ways to write a step into them."""
+"""Arrays with one entry for every position of every slot, and how a step is written into them."""
 
 from __future__ import annotations
 

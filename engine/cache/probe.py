@@ -71,7 +71,7 @@ def _fault(model: Module, cache: SlotCache, starts: tuple[int, ...], width: int)
     try:
         model(mx.zeros((len(starts), width), mx.int32), cache=views)
     except WRONG_SHAPES as error:
-        return " ".join(str(error).split())[:200] or type(error).__name__
+        return str(error).partition("\n")[0].strip(" .")[:120] or type(error).__name__
     return ""
 
 
@@ -114,7 +114,10 @@ def _states(cache: Any) -> list[mx.array] | None:
     """Return the states of one of mlx-lm's caches, None when it has none."""
     if isinstance(cache, CacheList):
         return next((found for part in cache.caches if (found := _states(part)) is not None), None)
-    return list(cache.cache) if isinstance(cache, ArraysCache) else None
+    if isinstance(cache, ArraysCache):
+        states: list[mx.array] = cache.cache
+        return states
+    return None
 
 
 def _close(held: tuple[mx.array, ...], alone: list[mx.array]) -> bool:
