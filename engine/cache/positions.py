@@ -56,12 +56,10 @@ class Positions:
 
     def resize(self, num_slots: int, capacity: int) -> None:
         """Copy what fits into arrays of another size, so that the old ones can be freed."""
-        for index, (kind, old) in enumerate(zip(self._kinds, self._arrays, strict=True)):
-            new = mx.zeros(_full(kind, num_slots, capacity), kind.dtype)
-            slots, length = min(num_slots, old.shape[0]), min(capacity, old.shape[2])
-            if slots and length:
-                new[:slots, :, :length] = old[:slots, :, :length]
-            self._arrays[index] = new
+        self._arrays = [
+            resized(old, _full(kind, num_slots, capacity))
+            for kind, old in zip(self._kinds, self._arrays, strict=True)
+        ]
 
     def move(self, source: int, destination: int) -> None:
         """Copy one slot over another."""
@@ -88,6 +86,18 @@ class Positions:
         """
         self._arrays = [_put(held, shape, n) for held, n in zip(self._arrays, new, strict=True)]
         return tuple(held[shape.slots, :, : shape.extent] for held in self._arrays)
+
+
+def resized(old: mx.array, shape: tuple[int, ...]) -> mx.array:
+    """Return an array of another shape: what both have is copied, the rest is zero."""
+    both = tuple(slice(0, min(sizes)) for sizes in zip(old.shape, shape, strict=True))
+    kept = old[both]
+    if kept.shape == shape:
+        return mx.contiguous(kept)  # an assignment to all of an array would keep the old one alive
+    new = mx.zeros(shape, old.dtype)
+    if kept.size:
+        new[both] = kept
+    return new
 
 
 def _full(kind: ArrayKind, num_slots: int, capacity: int) -> tuple[int, ...]:

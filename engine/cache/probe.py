@@ -115,8 +115,8 @@ def _states(cache: Any) -> list[mx.array] | None:
     if isinstance(cache, CacheList):
         return next((found for part in cache.caches if (found := _states(part)) is not None), None)
     if isinstance(cache, ArraysCache):
-        states: list[mx.array] = cache.cache
-        return states
+        held: Any = cache.cache
+        return list(held)
     return None
 
 

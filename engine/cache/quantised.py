@@ -1,7 +1,8 @@
 """Keys and values held in 8 or 4 bits, in the form that mlx-lm's quantised attention reads.
 
-A position is quantised by itself when it is written, so what a row reads does not depend on its
-neighbours, on its drafts or on how its prompt was cut.
+A position is quantised by itself when it is written, so neighbours, drafts and chunks reach it only
+through float rounding; but where that tips a number over to the next step, a key or value changes
+by a whole step (1/255 or 1/15 of its group's range).
 """
 
 from __future__ import annotations

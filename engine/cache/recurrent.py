@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from engine.cache.positions import ArrayKind
+from engine.cache.positions import ArrayKind, resized
 from engine.cache.shape import StepShape
 
 COPIES = 2
@@ -114,12 +114,10 @@ class RecurrentStore:
     def resize(self, num_slots: int, capacity: int) -> None:
         """Take room for slots; a state has no positions."""
         self._before = []
-        for index, (kind, old) in enumerate(zip(self._kinds, self._states, strict=True)):
-            new = mx.zeros((num_slots, *kind.shape), kind.dtype)
-            kept = min(num_slots, old.shape[0])
-            if kept:
-                new[:kept] = old[:kept]
-            self._states[index] = new
+        self._states = [
+            resized(old, (num_slots, *kind.shape))
+            for kind, old in zip(self._kinds, self._states, strict=True)
+        ]
 
     def move(self, source: int, destination: int) -> None:
         """Copy one slot over another."""
