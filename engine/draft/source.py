@@ -9,7 +9,7 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.kv_budget import KvCosts
+from engine.kv_budget import KvCosts, Rectangle
 from engine.models.load import LoadedModel
 from engine.sequence import Sequence
 
@@ -36,6 +36,10 @@ class DraftSource(Protocol):
     @property
     def kv_costs(self) -> KvCosts:
         """What a slot costs in the drafter's own cache; nothing when it has none."""
+        ...
+
+    def make_room(self, room: Rectangle) -> None:
+        """Size the cache it keeps, if any; called before every step, rows keep what they hold."""
         ...
 
     def propose(self, requests: Rows[DraftRequest]) -> list[list[int]]:
