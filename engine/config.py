@@ -71,6 +71,12 @@ class EngineConfig:
         "where requests with drafts run when max_rows is above 1",
         choices=("serial", "batched"),
     )
+    draft_budgets: str = setting(
+        "fixed",
+        "drafts of a row in a step: always num_draft_tokens, or what lately pays at this machine's "
+        "step costs",
+        choices=("fixed", "adaptive"),
+    )
     prefill_chunk: int = setting(
         512, "most prompt tokens of one row taken into one step", low=1, high=8192
     )

@@ -16,13 +16,16 @@ import mlx.core as mx
 
 from engine import arrays
 from engine.backend import shape_block
-from engine.config import EngineConfig
+from engine.config import MAX_DRAFT_TOKENS, EngineConfig
+from engine.costs import StepCosts
+from engine.draft.budget import DraftBudgets, Outcome
 from engine.draft.source import DraftRequest, DraftSource
 from engine.errors import FmError, RequestError, RowError, SettingError
 from engine.flight import Flight, select
 from engine.grammar.compile import GrammarCompiler
 from engine.models.load import LoadedModel
 from engine.plan import Slot, StepKind, StepPlan, step_width
+from engine.profile import profile_steps
 from engine.request import Completion, FinishReason, Provenance, Request, TokenEvent
 from engine.routing import route
 from engine.runner import Runner
@@ -40,19 +43,23 @@ class Engine:
         model: the target.
         config: every setting.
         drafter: proposes tokens when `config.num_draft_tokens` is above zero.
+        costs: prices by which draft budgets adapt; None measures them when they are needed.
 
     Raises:
         SettingError: drafts are asked for and there is no drafter.
     """
 
     def __init__(
-        self, model: LoadedModel, config: EngineConfig, drafter: DraftSource | None = None
+        self,
+        model: LoadedModel,
+        config: EngineConfig,
+        drafter: DraftSource | None = None,
+        costs: StepCosts | None = None,
     ) -> None:
         self.model = model
         self.config = config
         self.last_step: StepReport | None = None
         self._runner = Runner(model, shape_block())
-        self._scheduler = Scheduler(config)
         self._grammars = GrammarCompiler(model.tokenizer.ll, model.vocab_size, model.eos_ids)
         if drafter is None and config.num_draft_tokens:
             raise SettingError(
@@ -62,6 +69,8 @@ class Engine:
         self._drafter = drafter
         if drafter is not None:
             drafter.open(model)
+        self._budgets = self._draft_budgets(costs)
+        self._scheduler = Scheduler(config, self._budgets)
         self._live: dict[str, Sequence] = {}
         self._completions: dict[str, Completion] = {}
         self._flight: Flight | None = None
@@ -188,6 +197,19 @@ class Engine:
 
     # -- submission ----------------------------------------------------------------------------
 
+    def _draft_budgets(self, costs: StepCosts | None) -> DraftBudgets | None:
+        """Return what adapts the budgets, at these costs or measured ones; None for fixed ones."""
+        config = self.config
+        if config.draft_budgets == "fixed" or self._drafter is None:
+            return None
+        if costs is not None:
+            return DraftBudgets(costs)
+        widest = step_width(1 + config.num_draft_tokens)
+        costs = profile_steps(self._runner, config.max_rows, widest)
+        ahead = costs.ahead if config.pipelined else 0.0
+        drafted = self._drafter.token_s(config.max_rows)
+        return DraftBudgets(replace(costs, ahead=ahead, drafted=drafted))
+
     def _check_ids(self, ids: Many[int]) -> None:
         vocab_size = self.model.vocab_size
         for token in ids:
@@ -271,24 +293,42 @@ class Engine:
                 strict=True,
             )
         )
-        return tuple(self._cut(slot, proposals.get(id(slot.sequence), [])) for slot in plan.slots)
+        offers = [self._cut(slot, proposals.get(id(slot.sequence), [])) for slot in plan.slots]
+        legal = [
+            self._legal(s.sequence, offer) for s, offer in zip(plan.slots, offers, strict=True)
+        ]
+        most = self._fitting(plan, legal)
+        for slot, offer, length in zip(plan.slots, offers, legal, strict=True):
+            offered = min(len(offer), most)
+            slot.sequence.drafts.propose(offered, offered - min(length, most))
+        return tuple(
+            tuple(offer[: min(length, most)]) for offer, length in zip(offers, legal, strict=True)
+        )
 
-    def _cut(self, slot: Slot, proposal: list[int]) -> tuple[int, ...]:
-        """Keep the part of a proposal that can be verified; the rest counts as rejected."""
-        sequence = slot.sequence
+    def _fitting(self, plan: StepPlan, lengths: list[int]) -> int:
+        """Return the drafts a row may bring to the step, given how many each of them has."""
+        if self._budgets is None:
+            return MAX_DRAFT_TOKENS
+        rows = (slot.sequence for slot in plan.slots)
+        return self._budgets.fit(zip(rows, lengths, strict=True)) - 1
+
+    def _cut(self, slot: Slot, proposal: list[int]) -> list[int]:
+        """Return a proposal within its budget and up to its first end token."""
         proposal = proposal[: slot.draft_budget]
-        for index, token in enumerate(proposal):
-            if token in self.model.eos_ids and not sequence.request.ignore_eos:
-                proposal = proposal[: index + 1]
-                break
+        if slot.sequence.request.ignore_eos:
+            return proposal
+        ends = (i for i, token in enumerate(proposal) if token in self.model.eos_ids)
+        return proposal[: next(ends, len(proposal)) + 1]
+
+    def _legal(self, sequence: Sequence, proposal: list[int]) -> int:
+        """Return how much of a proposal can be verified; the rest counts as rejected."""
         legal = next(
             (i for i, token in enumerate(proposal) if not 0 <= token < self.model.vocab_size),
             len(proposal),
         )
         if sequence.matcher is not None and legal:
             legal = sequence.matcher.legal_prefix(proposal[:legal])
-        sequence.drafts.propose(len(proposal), len(proposal) - legal)
-        return tuple(proposal[:legal])
+        return legal
 
     def _follow(self, flight: Flight, tokens: mx.array | None) -> Flight | None:
         """Launch the next forward on tokens the host has not read, where nothing hinges on them."""
@@ -329,7 +369,26 @@ class Engine:
             is_live = not sequence.is_finished and sequence.error is None
             if slot.draft_budget and self._drafter is not None and is_live:
                 self._drafter.commit(sequence, verdict.num_accepted)
+        self._observe(flight, verdicts)
         return verdicts
+
+    def _observe(self, flight: Flight, verdicts: list[Verdict]) -> None:
+        """Tell what adapts the budgets how every row's drafts did in a decode step."""
+        if self._budgets is None or flight.plan.kind is not StepKind.DECODE:
+            return
+        self._budgets.observe(
+            [
+                Outcome(
+                    slot.sequence,
+                    0 if slot.sequence.is_finished else slot.draft_budget,
+                    len(draft),
+                    verdict.num_accepted,
+                )
+                for slot, draft, verdict in zip(
+                    flight.plan.slots, flight.drafts, verdicts, strict=True
+                )
+            ]
+        )
 
     def _commit(self, sequence: Sequence, verdict: Verdict, was_drafted: bool) -> list[TokenEvent]:
         """Emit what was decided for one row; returns its events."""
@@ -411,6 +470,8 @@ class Engine:
         self._completions[request_id] = sequence.completion()
         if self._drafter is not None:
             self._drafter.close(sequence)
+        if self._budgets is not None:
+            self._budgets.close(sequence)
 
     def _report(self, flight: Flight, events: list[TokenEvent], ended_s: float) -> None:
         plan = flight.plan

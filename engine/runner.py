@@ -6,6 +6,7 @@ The runner owns the model and its cache. It never waits for the device.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
@@ -32,6 +33,12 @@ class Runner:
         check_caches(model)
         self._backbone, self._head = split_head(model.model)
         self.cache = SlotCache(model.num_layers, read_block)
+
+    def on_empty_cache(self) -> Runner:
+        """Return a runner of the same model whose cache is a new one with the same settings."""
+        other = copy(self)
+        other.cache = self.cache.empty()
+        return other
 
     def prefill(self, slot: int, start: int, tokens: Sequence[int]) -> mx.array:
         """Feed prompt tokens of one row.

@@ -6,6 +6,7 @@ No tensors here: the scheduler sees lengths and budgets, and answers with a Step
 from __future__ import annotations
 
 from collections import deque
+from typing import Protocol
 
 from engine.config import EngineConfig
 from engine.plan import Slot, StepKind, StepPlan
@@ -14,11 +15,24 @@ from engine.rows import RowTable
 from engine.sequence import Sequence
 
 
-class Scheduler:
-    """First come, first served; a prompt chunk goes before the next decode step."""
+class Budgets(Protocol):
+    """Decides how many drafts a row may have (engine.draft.budget.DraftBudgets)."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def budget(self, sequence: Sequence, rows: int, pending: int = 0) -> int:
+        """Return the most drafts of the row in its next step, `pending` launched ones left out."""
+        ...
+
+
+class Scheduler:
+    """First come, first served; a prompt chunk goes before the next decode step.
+
+    Args:
+        budgets: decides about drafts; None gives every row all that its route allows.
+    """
+
+    def __init__(self, config: EngineConfig, budgets: Budgets | None = None) -> None:
         self._config = config
+        self._budgets = budgets
         self._waiting: deque[Sequence] = deque()
         self._active: RowTable[Sequence] = RowTable()
         self._prefilling: deque[Sequence] = deque()
@@ -81,6 +95,8 @@ class Scheduler:
             return None
         if any(slot.draft_budget or slot.sequence.remaining <= 1 for slot in plan.slots):
             return None
+        if any(self._budget(slot.sequence, pending=1) for slot in plan.slots):
+            return None
         slots = tuple(
             Slot(slot.sequence, slot.index, slot.start + 1, tokens=()) for slot in plan.slots
         )
@@ -112,5 +128,11 @@ class Scheduler:
         )
 
     def _burst(self, index: int, sequence: Sequence) -> Slot:
-        budget = min(sequence.route.draft_budget, sequence.remaining - 1)
+        budget = self._budget(sequence)
         return Slot(sequence, index, sequence.num_cached, (sequence.ids[-1],), budget)
+
+    def _budget(self, sequence: Sequence, pending: int = 0) -> int:
+        """Return the drafts of a row in the step behind its `pending` launched ones."""
+        if self._budgets is not None:
+            return self._budgets.budget(sequence, len(self._active), pending)
+        return max(0, min(sequence.route.draft_budget, sequence.remaining - 1 - pending))

@@ -124,6 +124,10 @@ class SlotCache:
         self.num_slots = 0
         self.capacity = 0
 
+    def empty(self) -> SlotCache:
+        """Return a cache with the same settings that holds nothing."""
+        return SlotCache(len(self._keys), self._read_block)
+
     @property
     def num_bytes(self) -> int:
         """Bytes held by keys and values."""

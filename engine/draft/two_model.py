@@ -18,6 +18,7 @@ from engine.backend import shape_block
 from engine.draft.source import DraftRequest
 from engine.models.load import LoadedModel, check_same_vocabulary
 from engine.plan import step_width
+from engine.profile import profile_steps
 from engine.rows import RowTable
 from engine.runner import Runner
 from engine.sampler import Draw, adjust, choose
@@ -81,6 +82,10 @@ class TwoModelDrafter:
         move = self._table.leave(row)
         if move is not None:
             self._runner.cache.move(*move)
+
+    def token_s(self, rows: int) -> float:
+        """Return the time of one forward of the drafter; waits for the device."""
+        return profile_steps(self._runner, rows, widest=1).forward(rows, 1)
 
     def _row(self, sequence: Sequence) -> DraftRow:
         if id(sequence) not in self._by_sequence:
