@@ -27,7 +27,7 @@ def setting(
     *,
     low: float | None = None,
     high: float | None = None,
-    choices: tuple[str, ...] | None = None,
+    choices: tuple[str | int, ...] | None = None,
 ) -> Any:
     """Return a dataclass field whose metadata carries the setting's help text and bounds."""
     metadata = {"help": help, "low": low, "high": high, "choices": choices}
@@ -39,8 +39,10 @@ def check_settings(config: Any) -> None:
     for item in fields(config):
         value, meta = getattr(config, item.name), item.metadata
         low, high, choices = meta.get("low"), meta.get("high"), meta.get("choices")
-        if choices is not None and value not in choices:
-            raise SettingError(f"{item.name} is {value!r}; it must be one of {', '.join(choices)}")
+        is_unset = value is None and item.default is None
+        if choices is not None and not is_unset and not _is_one_of(value, choices):
+            listed = ", ".join(str(choice) for choice in choices)
+            raise SettingError(f"{item.name} is {value!r}; it must be one of {listed}")
         if item.type == "bool" and not isinstance(value, bool):
             raise SettingError(f"{item.name} is {value!r}; it must be true or false")
         if value is None or (low is None and high is None):
@@ -51,6 +53,11 @@ def check_settings(config: Any) -> None:
             raise SettingError(f"{item.name} is {value!r}; it must be a whole number")
         if not ((low is None or value >= low) and (high is None or value <= high)):
             raise SettingError(f"{item.name} is {value!r}; it must be between {low} and {high}")
+
+
+def _is_one_of(value: Any, choices: tuple[str | int, ...]) -> bool:
+    """Equal and of one type: 8.0 is not 8."""
+    return any(type(value) is type(choice) and value == choice for choice in choices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +78,16 @@ class EngineConfig:
         "where requests with drafts run when max_rows is above 1",
         choices=("serial", "batched"),
     )
+    grammar_batching: str = setting(
+        "batched",
+        "where requests with a grammar run when max_rows is above 1",
+        choices=("serial", "batched"),
+    )
+    acceptance: str = setting(
+        "match",
+        "match keeps the ids of plain decoding, rejection its distribution and more drafts",
+        choices=("match", "rejection"),
+    )
     draft_budgets: str = setting(
         "fixed",
         "drafts of a row in a step: always num_draft_tokens, or what lately pays at this machine's "
@@ -82,6 +99,17 @@ class EngineConfig:
     )
     pipelined: bool = setting(
         True, "launch the next plain step before the last one is read by the host"
+    )
+    prefix_cache_bytes: int = setting(
+        0, "bytes of keys and values kept for prompts that begin alike; 0 keeps none", low=0
+    )
+    kv_bits: int | None = setting(
+        None,
+        "bits of each number in cached keys and values, 8 or 4; unset keeps them unquantised",
+        choices=(8, 4),
+    )
+    adapters: tuple[str, ...] = setting(
+        (), "LoRA adapters that requests may name, each NAME=FOLDER or FOLDER"
     )
 
     def __post_init__(self) -> None:

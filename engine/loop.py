@@ -18,19 +18,20 @@ from engine import arrays
 from engine.backend import shape_block
 from engine.config import MAX_DRAFT_TOKENS, EngineConfig
 from engine.costs import StepCosts
-from engine.draft.budget import DraftBudgets, Outcome
+from engine.draft.budget import Outcome
+from engine.draft.registry import build_budgets
 from engine.draft.source import DraftRequest, DraftSource
 from engine.errors import FmError, RequestError, RowError, SettingError
 from engine.flight import Flight, select
 from engine.grammar.compile import GrammarCompiler
 from engine.models.load import LoadedModel
 from engine.plan import Slot, StepKind, StepPlan, step_width
-from engine.profile import profile_steps
 from engine.request import Completion, FinishReason, Provenance, Request, TokenEvent
 from engine.routing import route
 from engine.runner import Runner
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
+from engine.switches import check_adapter, degrade
 from engine.telemetry import EngineStats, ReplayReport, StepReport
 from engine.text import TextStream
 from engine.verify import Verdict, accept_match
@@ -41,7 +42,7 @@ class Engine:
 
     Args:
         model: the target.
-        config: every setting.
+        config: every setting, but for what a kill switch turns off (engine.switches).
         drafter: proposes tokens when `config.num_draft_tokens` is above zero.
         costs: prices by which draft budgets adapt; None measures them when they are needed.
 
@@ -56,6 +57,7 @@ class Engine:
         drafter: DraftSource | None = None,
         costs: StepCosts | None = None,
     ) -> None:
+        config = degrade(config)
         self.model = model
         self.config = config
         self.last_step: StepReport | None = None
@@ -66,10 +68,10 @@ class Engine:
                 f"num_draft_tokens is {config.num_draft_tokens} and there is no drafter; "
                 "give one (engine.draft.registry.build_drafter) or set it to 0"
             )
-        self._drafter = drafter
-        if drafter is not None:
-            drafter.open(model)
-        self._budgets = self._draft_budgets(costs)
+        self._drafter = drafter if config.num_draft_tokens else None
+        if self._drafter is not None:
+            self._drafter.open(model)
+        self._budgets = build_budgets(config, self._runner, self._drafter, costs)
         self._scheduler = Scheduler(config, self._budgets)
         self._live: dict[str, Sequence] = {}
         self._completions: dict[str, Completion] = {}
@@ -96,6 +98,7 @@ class Engine:
             raise RequestError(
                 f"request_id {request_id!r} is live, or its completion not taken; choose another"
             )
+        check_adapter(request.adapter)
         self._check_ids((*request.prompt_ids, *request.sampling.logit_bias))
         room = self._context_left(request)
         self._enqueue(
@@ -196,19 +199,6 @@ class Engine:
         )
 
     # -- submission ----------------------------------------------------------------------------
-
-    def _draft_budgets(self, costs: StepCosts | None) -> DraftBudgets | None:
-        """Return what adapts the budgets, at these costs or measured ones; None for fixed ones."""
-        config = self.config
-        if config.draft_budgets == "fixed" or self._drafter is None:
-            return None
-        if costs is not None:
-            return DraftBudgets(costs)
-        widest = step_width(1 + config.num_draft_tokens)
-        costs = profile_steps(self._runner, config.max_rows, widest)
-        ahead = costs.ahead if config.pipelined else 0.0
-        drafted = self._drafter.token_s(config.max_rows)
-        return DraftBudgets(replace(costs, ahead=ahead, drafted=drafted))
 
     def _check_ids(self, ids: Many[int]) -> None:
         vocab_size = self.model.vocab_size

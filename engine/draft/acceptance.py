@@ -12,7 +12,7 @@ from engine.config import MAX_DRAFT_TOKENS
 FORGETTING = 0.9
 """Weight of what was seen at a position after each newer observation there."""
 
-PRIOR = 0.5
+PRIOR = 0.6
 """Acceptance assumed of a first draft; it counts for one observation."""
 
 
