@@ -6,6 +6,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.costs import step_costs
+from engine.draft.budget import PROBE_EVERY
 from engine.draft.registry import build_drafter
 from engine.loop import Engine
 from engine.models.load import LoadedModel
@@ -116,3 +117,17 @@ def test_measuring_step_costs_leaves_no_wait_and_no_cache_behind() -> None:
 
     assert stats.kv_bytes == 0
     assert stats.host_syncs == 0
+
+
+def test_steps_of_parked_rows_are_launched_ahead_again() -> None:
+    model = tiny_model()
+    expected = dict(enumerate(completion.token_ids for completion in plain(model)))
+    engine = Engine(model, LANES["serial"], scripted("always wrong", expected), COSTS)
+    engine.submit(requests()[0])
+    launched = []
+    while engine.has_work:
+        engine.step()
+        launched.append(engine._flight is not None)
+
+    assert not any(launched[:4])
+    assert sum(launched[-2 * PROBE_EVERY :]) >= 2 * PROBE_EVERY - 6
