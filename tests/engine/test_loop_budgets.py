@@ -119,7 +119,7 @@ def test_measuring_step_costs_leaves_no_wait_and_no_cache_behind() -> None:
     assert stats.host_syncs == 0
 
 
-def test_steps_of_parked_rows_are_launched_ahead_again() -> None:
+def test_steps_of_parked_rows_are_launched_ahead_but_for_their_trials() -> None:
     model = tiny_model()
     expected = dict(enumerate(completion.token_ids for completion in plain(model)))
     engine = Engine(model, LANES["serial"], scripted("always wrong", expected), COSTS)
@@ -130,4 +130,6 @@ def test_steps_of_parked_rows_are_launched_ahead_again() -> None:
         launched.append(engine._flight is not None)
 
     assert not any(launched[:4])
-    assert sum(launched[-2 * PROBE_EVERY :]) >= 2 * PROBE_EVERY - 6
+    # Two trials: neither they nor their successors are launched ahead, and the last step has none.
+    ahead = sum(launched[-2 * PROBE_EVERY :])
+    assert 2 * PROBE_EVERY - 6 <= ahead <= 2 * PROBE_EVERY - 4
