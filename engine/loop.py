@@ -19,6 +19,8 @@ import mlx.core as mx
 from engine import arrays, emit
 from engine.backend import shape_block
 from engine.config import EngineConfig, adapter_places
+from engine.costs import StepCosts
+from engine.draft.registry import build_budgets
 from engine.draft.source import DraftSource
 from engine.errors import FmError, RequestError, SettingError
 from engine.flight import Flight, Selector
@@ -34,6 +36,7 @@ from engine.runner import Runner
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.shapes import prefill_width, step_width
+from engine.switches import check_adapter, degrade
 from engine.telemetry import EngineStats, ReplayReport, StepReport, Tally
 from engine.text import TextStream
 from engine.verify import Verdict, accept_match
@@ -44,16 +47,23 @@ class Engine:
 
     Args:
         model: the target.
-        config: every setting.
+        config: every setting, but for what a kill switch turns off (engine.switches).
         drafter: proposes tokens when `config.num_draft_tokens` is above zero.
+        costs: prices by which draft budgets adapt; None measures them when they are needed.
 
     Raises:
         SettingError: drafts are asked for and there is no drafter.
+        ModelError: the model, the drafter or an adapter does not fit.
     """
 
     def __init__(
-        self, model: LoadedModel, config: EngineConfig, drafter: DraftSource | None = None
+        self,
+        model: LoadedModel,
+        config: EngineConfig,
+        drafter: DraftSource | None = None,
+        costs: StepCosts | None = None,
     ) -> None:
+        config = degrade(config)
         if drafter is None and config.num_draft_tokens:
             raise SettingError(
                 f"num_draft_tokens is {config.num_draft_tokens} and there is no drafter; "
@@ -68,9 +78,13 @@ class Engine:
             self._runner.check_batch()
         self._grammars = GrammarCompiler(model.tokenizer.ll, model.vocab_size, model.eos_ids)
         self._selector = Selector(model.vocab_size, model.eos_ids, config.max_rows)
-        self._proposer = Proposer(model, drafter)
-        self._budget = self._kv_budget()
-        self._scheduler = Scheduler(config, self._budget)
+        drafter = drafter if config.num_draft_tokens else None
+        if drafter is not None:
+            drafter.open(model)
+        draft_budgets = build_budgets(config, self._runner, drafter, costs)
+        self._proposer = Proposer(model, drafter, draft_budgets)
+        self._kv_budget = _kv_budget(config, self._runner, drafter)
+        self._scheduler = Scheduler(config, self._kv_budget, draft_budgets)
         self._lock = threading.RLock()
         self._live: dict[str, Sequence] = {}
         self._completions: dict[str, Completion] = {}
@@ -228,17 +242,10 @@ class Engine:
                 pending=self._scheduler.num_waiting,
                 kv_bytes=self._runner.cache.num_bytes,
                 projected_bytes=self._scheduler.projected_bytes,
-                budget_bytes=self._budget.limit_bytes,
+                budget_bytes=self._kv_budget.limit_bytes,
             )
 
     # -- submission ----------------------------------------------------------------------------
-
-    def _kv_budget(self) -> KvBudget:
-        limit = self.config.kv_budget_gb
-        return KvBudget(
-            self._runner.kv_costs + self._proposer.kv_costs,
-            None if limit is None else int(limit * BYTES_PER_GB),
-        )
 
     def _new_id(self) -> str:
         return f"req-{self._tally.submitted}-{secrets.token_hex(4)}"
@@ -266,6 +273,7 @@ class Engine:
 
     def _sequence(self, request: Request, forced_ids: tuple[int, ...] = ()) -> Sequence:
         """Check a request and make its row; the constraint is compiled without the lock."""
+        check_adapter(request.adapter)
         self._check_ids((*request.prompt_ids, *request.sampling.logit_bias))
         most = min(request.max_tokens, self._context_left(request))
         sampling = replace(request.sampling, min_tokens=min(request.sampling.min_tokens, most))
@@ -363,6 +371,8 @@ class Engine:
             self._judge(flight, slot, draft, chosen)
             for slot, draft in zip(flight.plan.slots, flight.drafts, strict=True)
         ]
+        if flight.plan.kind is StepKind.DECODE:
+            self._proposer.observe(flight.plan.slots, flight.drafts, verdicts)
         held = self._settle(flight, verdicts)
         events: list[TokenEvent] = []
         for slot, draft, verdict in zip(flight.plan.slots, flight.drafts, verdicts, strict=True):
@@ -431,3 +441,9 @@ def _ids_of(plan: StepPlan, fed: Many[Many[int]], width: int) -> mx.array:
     for slot, tokens in zip(plan.slots, fed, strict=True):
         rows[plan.row(slot)] = tokens
     return arrays.ids_array(rows, width)
+
+
+def _kv_budget(config: EngineConfig, runner: Runner, drafter: DraftSource | None) -> KvBudget:
+    costs = runner.kv_costs if drafter is None else runner.kv_costs + drafter.kv_costs
+    limit = config.kv_budget_gb
+    return KvBudget(costs, None if limit is None else int(limit * BYTES_PER_GB))

@@ -9,12 +9,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 
+from engine.config import MAX_DRAFT_TOKENS
+from engine.draft.budget import DraftBudgets, Outcome
 from engine.draft.source import DraftRequest, DraftSource
-from engine.kv_budget import KvCosts, Rectangle
+from engine.kv_budget import Rectangle
 from engine.models.load import LoadedModel
 from engine.plan import Slot
 from engine.sequence import Sequence
+from engine.verify import Verdict
 
 Proposals = list[list[int]]
 Drafts = tuple[tuple[int, ...], ...]
@@ -22,25 +26,40 @@ Drafts = tuple[tuple[int, ...], ...]
 LOG = logging.getLogger("fm")
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A row's drafts for a step.
+
+    Args:
+        num_legal: leading tokens that can be verified; the others count as rejected.
+    """
+
+    tokens: tuple[int, ...]
+    num_legal: int
+
+    def take(self, sequence: Sequence, most: int) -> tuple[int, ...]:
+        """Count and return at most `most` drafts of `sequence`."""
+        offered, legal = min(len(self.tokens), most), min(self.num_legal, most)
+        sequence.drafts.propose(offered, offered - legal)
+        return self.tokens[:legal]
+
+
 class Proposer:
     """The engine's side of a drafter.
 
     Args:
-        drafter: None drafts nothing.
+        drafter: open already; None drafts nothing.
+        budgets: adapts how much is drafted; None drafts what the plan allows.
     """
 
-    def __init__(self, model: LoadedModel, drafter: DraftSource | None) -> None:
+    def __init__(
+        self, model: LoadedModel, drafter: DraftSource | None, budgets: DraftBudgets | None
+    ) -> None:
         self._model = model
         self._drafter = drafter
+        self._budgets = budgets
         self._known: set[int] = set()
         self._leavers: list[Sequence] = []
-        if drafter is not None:
-            drafter.open(model)
-
-    @property
-    def kv_costs(self) -> KvCosts:
-        """What a slot costs in the drafter's own cache."""
-        return KvCosts(per_token=0) if self._drafter is None else self._drafter.kv_costs
 
     def make_room(self, room: Rectangle) -> None:
         """Let the drafter's own cache take at most this size."""
@@ -62,7 +81,23 @@ class Proposer:
             return ((),) * len(slots)
         self._known |= {id(slot.sequence) for slot in asked}
         proposals = dict(zip(map(id, asked), self._ask(asked), strict=True))
-        return tuple(self._cut(slot, proposals.get(id(slot), [])) for slot in slots)
+        offers = [self._offer(slot, proposals.get(id(slot), [])) for slot in slots]
+        most = self._most(slots, offers)
+        return tuple(
+            offer.take(slot.sequence, most) for slot, offer in zip(slots, offers, strict=True)
+        )
+
+    def observe(self, slots: Many[Slot], drafts: Drafts, verdicts: Many[Verdict | None]) -> None:
+        """Let budgets learn from a decode step of all its rows."""
+        if self._budgets is not None:
+            self._budgets.observe(
+                [
+                    Outcome(slot.sequence, slot.draft_budget, len(draft), verdict.num_accepted)
+                    if verdict is not None
+                    else Outcome(slot.sequence)
+                    for slot, draft, verdict in zip(slots, drafts, verdicts, strict=True)
+                ]
+            )
 
     def learn(self, sequence: Sequence, num_accepted: int) -> None:
         """Tell the drafter how many of a row's last drafts were accepted."""
@@ -74,6 +109,8 @@ class Proposer:
         """Note that a row has ended; from any thread."""
         if id(sequence) in self._known:
             self._leavers.append(sequence)
+        if self._budgets is not None:
+            self._budgets.close(sequence)
 
     def forget_leavers(self) -> None:
         """Let the drafter free what it holds for ended rows; on the engine's thread only."""
@@ -116,15 +153,21 @@ class Proposer:
                 "with num_draft_tokens 0"
             )
 
-    def _cut(self, slot: Slot, proposal: list[int]) -> tuple[int, ...]:
-        """Keep the part of a proposal that can be verified; the rest counts as rejected."""
+    def _offer(self, slot: Slot, proposal: list[int]) -> Offer:
+        """Return a proposal within its budget, up to its first end token."""
         sequence = slot.sequence
         proposal = proposal[: slot.draft_budget]
         end = next((i for i, token in enumerate(proposal) if self._ends(sequence, token)), None)
         proposal = proposal if end is None else proposal[: end + 1]
-        legal = self._num_legal(sequence, proposal)
-        sequence.drafts.propose(len(proposal), len(proposal) - legal)
-        return tuple(proposal[:legal])
+        return Offer(tuple(proposal), self._num_legal(sequence, proposal))
+
+    def _most(self, slots: Many[Slot], offers: Many[Offer]) -> int:
+        """Return how many drafts a row may bring to the step, given what all of them have."""
+        if self._budgets is None:
+            return MAX_DRAFT_TOKENS
+        rows = (slot.sequence for slot in slots)
+        lengths = (offer.num_legal for offer in offers)
+        return self._budgets.fit(zip(rows, lengths, strict=True)) - 1
 
     def _ends(self, sequence: Sequence, token: int) -> bool:
         return token in self._model.eos_ids and not sequence.request.ignore_eos

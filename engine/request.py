@@ -143,8 +143,8 @@ class Request:
         max_tokens: most tokens emitted; the end token is neither emitted nor counted.
         stop: texts that end the row; matched on text, also across tokens, and never emitted.
         num_draft_tokens: overrides the engine's draft budget, 0 switches speculation off.
-        request_id: chosen by the engine when empty.
         adapter: name of one of the engine's LoRA adapters; empty decodes on the model itself.
+        request_id: chosen by the engine when empty.
     """
 
     prompt_ids: tuple[int, ...]
@@ -156,8 +156,8 @@ class Request:
     num_draft_tokens: int | None = setting(
         None, "draft budget of this row", low=0, high=MAX_DRAFT_TOKENS
     )
-    request_id: str = ""
     adapter: str = ""
+    request_id: str = ""
 
     def __post_init__(self) -> None:
         check_settings(self)

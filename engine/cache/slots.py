@@ -31,7 +31,7 @@ class SlotCache:
 
     def __init__(self, stores: Sequence[LayerStore], read_block: int = 1) -> None:
         self._stores = tuple(stores)
-        self._read_block = read_block
+        self.read_block = read_block
         self._last: StepShape | None = None
         self.num_slots = 0
         self.capacity = 0
@@ -83,7 +83,7 @@ class SlotCache:
             counts: real tokens of each row; see StepShape for the rest of the width.
             width: positions every row writes; all of them need room.
         """
-        shape = StepShape(first, tuple(starts), tuple(counts), width, self._read_block)
+        shape = StepShape(first, tuple(starts), tuple(counts), width, self.read_block)
         assert shape.slots.stop <= self.num_slots, (shape, self.num_slots)
         assert shape.end <= self.capacity, (shape, self.capacity)
         self._last = shape
