@@ -78,6 +78,10 @@ class EngineConfig:
         True, "launch the next plain step before the last one is read by the host"
     )
 
+    prefix_cache_bytes: int = setting(
+        0, "bytes of keys and values kept for prompts that begin alike; 0 keeps none", low=0
+    )
+
     def __post_init__(self) -> None:
         check_settings(self)
 

@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from engine import arrays
 from engine.backend import shape_block
+from engine.cache.reuse import open_reuse
 from engine.config import EngineConfig
 from engine.draft.source import DraftRequest, DraftSource
 from engine.errors import FmError, RequestError, RowError, SettingError
@@ -52,7 +53,8 @@ class Engine:
         self.config = config
         self.last_step: StepReport | None = None
         self._runner = Runner(model, shape_block())
-        self._scheduler = Scheduler(config)
+        self._reuse = open_reuse(config, model.model, self._runner.cache)
+        self._scheduler = Scheduler(config, self._reuse.match)
         self._grammars = GrammarCompiler(model.tokenizer.ll, model.vocab_size, model.eos_ids)
         if drafter is None and config.num_draft_tokens:
             raise SettingError(
@@ -184,6 +186,7 @@ class Engine:
             steps=self._steps,
             host_syncs=arrays.SYNCS.count - self._syncs_before,
             kv_bytes=self._runner.cache.num_bytes,
+            prefix=self._reuse.stats(),
         )
 
     # -- submission ----------------------------------------------------------------------------
@@ -246,6 +249,7 @@ class Engine:
 
     def _launch_prefill(self, plan: StepPlan, started_s: float) -> Flight:
         (slot,) = plan.slots
+        self._reuse.load(slot.sequence, slot.index)
         hidden = self._runner.prefill(slot.index, slot.start, slot.tokens)
         logits = self._runner.head(hidden[:, -1:])[0] if slot.samples else None
         arrays.launch(hidden if logits is None else logits)
@@ -315,8 +319,19 @@ class Engine:
             if verdicts:
                 slot.sequence.target_calls += flight.plan.kind is StepKind.DECODE
                 events += self._commit(slot.sequence, verdicts[row], bool(flight.drafts[row]))
+                self._keep(flight.plan.kind, slot)
         self._report(flight, events, ended_s)
         return events
+
+    def _keep(self, kind: StepKind, slot: Slot) -> None:
+        """Leave a row's tokens to the prefix cache: when its prompt is in, and when it ends well.
+
+        The slot still holds them: moves and joiners come with the next plan.
+        """
+        reason = slot.sequence.finish_reason
+        is_prefilled = kind is StepKind.PREFILL and reason is None
+        if is_prefilled or reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._reuse.store(slot.sequence, slot.index)
 
     def _verify(self, flight: Flight, chosen: list[list[int]]) -> list[Verdict]:
         """Judge the drafts of all rows and tell the drafter, before any row changes."""
@@ -405,6 +420,7 @@ class Engine:
         """Set the finish reason, free the row's slot and keep its record."""
         sequence.finish_reason = reason
         self._scheduler.release(sequence)
+        self._reuse.forget(sequence)
         request_id = sequence.request.request_id
         del self._live[request_id]
         self._finished += 1

@@ -126,6 +126,7 @@ class Request:
         stop: texts that end the row; matched on text, also across tokens, and never emitted.
         num_draft_tokens: overrides the engine's draft budget, 0 switches speculation off.
         request_id: chosen by the engine when empty.
+        cache_salt: requests of different salts never share cached prefixes.
     """
 
     prompt_ids: tuple[int, ...]
@@ -138,6 +139,7 @@ class Request:
         None, "draft budget of this row", low=0, high=MAX_DRAFT_TOKENS
     )
     request_id: str = ""
+    cache_salt: str = ""
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -180,6 +182,7 @@ class Completion:
     Args:
         token_ids: emitted ids, end token excluded.
         lane: "serial" or "batch", the lane taken; `lane_reason` says why.
+        cached_tokens: prompt tokens taken from the prefix cache instead of computed.
         target_calls: decode forwards of the target this row took part in (prefill excluded).
         drafted_by_position, accepted_by_position: counts per draft position, 0 = first draft.
         illegal_drafts: drafts cut because the grammar forbids them; part of `drafted`.

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from engine.arrays import ids_array
+from engine.cache.reuse import unpositioned_states
 from engine.cache.slots import SlotCache
 from engine.errors import ModelError
 from engine.models.head import split_head
@@ -65,8 +65,7 @@ class Runner:
 
 def check_caches(model: LoadedModel) -> None:
     """Raise ModelError unless every layer's state fits a slot: full or windowed attention."""
-    kinds = {type(cache) for cache in make_prompt_cache(model.model)}
-    others = sorted(kind.__name__ for kind in kinds - {KVCache, RotatingKVCache})
+    others = unpositioned_states(model.model)
     if others:
         raise ModelError(
             f"{model.name} keeps {', '.join(others)} in some layers; fm runs models whose layers "

@@ -6,6 +6,7 @@ No tensors here: the scheduler sees lengths and budgets, and answers with a Step
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from engine.config import EngineConfig
 from engine.plan import Slot, StepKind, StepPlan
@@ -15,10 +16,18 @@ from engine.sequence import Sequence
 
 
 class Scheduler:
-    """First come, first served; a prompt chunk goes before the next decode step."""
+    """First come, first served; a prompt chunk goes before the next decode step.
 
-    def __init__(self, config: EngineConfig) -> None:
+    Args:
+        reuse: how many prompt tokens a row finds in the prefix cache; asked as late as its first
+            chunk is planned, when the rows before it have left theirs.
+    """
+
+    def __init__(
+        self, config: EngineConfig, reuse: Callable[[Sequence], int] = lambda _: 0
+    ) -> None:
         self._config = config
+        self._reuse = reuse
         self._waiting: deque[Sequence] = deque()
         self._active: RowTable[Sequence] = RowTable()
         self._prefilling: deque[Sequence] = deque()
@@ -101,6 +110,8 @@ class Scheduler:
             self._prefilling.append(sequence)
 
     def _chunk(self, sequence: Sequence) -> Slot:
+        if sequence.num_cached == 0:
+            sequence.num_cached = sequence.cached_tokens = self._reuse(sequence)
         end = min(sequence.num_cached + self._config.prefill_chunk, sequence.num_prompt)
         tokens = tuple(sequence.ids[sequence.num_cached : end])
         return Slot(

@@ -90,6 +90,7 @@ class Sequence:
         ids: prompt and emitted tokens.
         num_cached: leading ids whose keys and values are in the row's slot. While decoding it is
             `len(ids) - 1`: the last token is fed by the next step.
+        cached_tokens: leading prompt ids that came from the prefix cache.
         forced_ids: tokens to emit whatever is sampled; used to replay a recorded text.
     """
 
@@ -100,6 +101,7 @@ class Sequence:
     matcher: Matcher | None = None
     ids: list[int] = field(default_factory=list)
     num_cached: int = 0
+    cached_tokens: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
     pieces: list[str] = field(default_factory=list)
     provenance: list[Provenance] = field(default_factory=list)
@@ -164,6 +166,7 @@ class Sequence:
             lane=self.route.lane,
             lane_reason=self.route.reason,
             seed=self.seed,
+            cached_tokens=self.cached_tokens,
             target_calls=self.target_calls,
             drafted_by_position=tuple(self.drafts.drafted),
             accepted_by_position=tuple(self.drafts.accepted),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.cache.prefix import PrefixStats
 from engine.plan import StepKind
 
 
@@ -50,6 +51,7 @@ class EngineStats:
 
     Args:
         host_syncs: waits for the device of the whole process, other engines included.
+        prefix: what the prefix cache did.
     """
 
     submitted: int
@@ -59,6 +61,7 @@ class EngineStats:
     steps: int
     host_syncs: int
     kv_bytes: int
+    prefix: PrefixStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

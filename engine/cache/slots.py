@@ -94,7 +94,7 @@ class LayerView:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write [rows, kv_heads, width, head_dim]; return all positions up to the extent."""
-        return self._cache.write(self._layer, self._shape, keys, values)
+        return self._cache.update(self._layer, self._shape, keys, values)
 
     def make_mask(
         self, width: int, return_array: bool = False, window_size: int | None = None
@@ -144,6 +144,31 @@ class SlotCache:
                 if array is not None and source < array.shape[0]:
                     array[destination] = array[source]
 
+    def read(self, slot: int, start: int, end: int) -> tuple[tuple[mx.array, ...], ...]:
+        """Return copies of a stretch of one slot, (keys, values) of each layer.
+
+        Each is [1, kv_heads, end - start, head_dim], not yet computed.
+        """
+        return tuple(
+            tuple(
+                mx.contiguous(array[slot : slot + 1, :, start:end])
+                for array in layer
+                if array is not None
+            )
+            for layer in zip(self._keys, self._values, strict=True)
+        )
+
+    def write(self, slot: int, start: int, arrays: Sequence[Sequence[mx.array]]) -> None:
+        """Put what `read` returned into a slot, at any position."""
+        end = start + arrays[0][0].shape[2]
+        self.num_slots = max(self.num_slots, slot + 1)
+        self.capacity = max(self.capacity, round_up(end, CAPACITY_BLOCK))
+        for layer, (keys, values) in enumerate(arrays):
+            self._keys[layer] = held_keys = self._grown(self._keys[layer], keys)
+            self._values[layer] = held_values = self._grown(self._values[layer], values)
+            held_keys[slot : slot + 1, :, start:end] = keys
+            held_values[slot : slot + 1, :, start:end] = values
+
     def mask(self, shape: StepShape, window: int | None) -> mx.array:
         """Return the mask of a step, built once for all layers."""
         if self._mask_shape is not shape:
@@ -152,7 +177,7 @@ class SlotCache:
             self._masks[window] = shape.mask(window)
         return self._masks[window]
 
-    def write(
+    def update(
         self, layer: int, shape: StepShape, keys: mx.array, values: mx.array
     ) -> tuple[mx.array, mx.array]:
         """Put a step's keys and values behind each row's length; see LayerView."""
