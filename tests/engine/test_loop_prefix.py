@@ -204,6 +204,10 @@ def test_a_cancelled_row_leaves_no_reply_and_nothing_matched() -> None:
             engine.step()
         engine.cancel(doomed)
     assert engine.stats().prefix.num_blocks in (before.num_blocks, before.num_blocks + 3)
+    unlaunched = engine.submit(request(text(130)))
+    assert engine._scheduler.plan() is not None
+    assert engine._reuse._matched
+    engine.cancel(unlaunched)
     assert not engine._reuse._matched
 
 

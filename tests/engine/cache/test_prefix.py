@@ -158,6 +158,13 @@ def test_a_block_larger_than_the_budget_evicts_nothing_and_is_not_kept() -> None
     assert (cache.stats().num_bytes, cache.stats().evicted_blocks) == (0, 0)
 
 
+def test_a_salt_without_blocks_leaves_nothing_behind() -> None:
+    cache = PrefixCache(2 * BLOCK_BYTES, BLOCK)
+    for number in range(50):
+        stored(cache, (1, 2), PrefixSalt(text=str(number)))
+    assert len(cache._roots) == 2
+
+
 def test_what_is_held_is_not_read_again() -> None:
     cache = PrefixCache(10**6, BLOCK)
     stored(cache, (1, 2, 3, 4))
