@@ -18,6 +18,7 @@ import mlx.core as mx
 
 from engine import arrays, emit
 from engine.backend import shape_block
+from engine.cache.reuse import PrefixReuse
 from engine.config import EngineConfig, adapter_places
 from engine.costs import StepCosts
 from engine.draft.registry import build_budgets
@@ -84,7 +85,8 @@ class Engine:
         draft_budgets = build_budgets(config, self._runner, drafter, costs)
         self._proposer = Proposer(model, drafter, draft_budgets)
         self._kv_budget = _kv_budget(config, self._runner, drafter)
-        self._scheduler = Scheduler(config, self._kv_budget, draft_budgets)
+        self._prefixes = PrefixReuse(config, self._runner.cache)
+        self._scheduler = Scheduler(config, self._kv_budget, draft_budgets, self._prefixes.take)
         self._lock = threading.RLock()
         self._live: dict[str, Sequence] = {}
         self._completions: dict[str, Completion] = {}
@@ -243,6 +245,7 @@ class Engine:
                 kv_bytes=self._runner.cache.num_bytes,
                 projected_bytes=self._scheduler.projected_bytes,
                 budget_bytes=self._kv_budget.limit_bytes,
+                prefix=self._prefixes.stats(),
             )
 
     # -- submission ----------------------------------------------------------------------------
@@ -382,7 +385,8 @@ class Engine:
                 entries = flight.logprobs.get(row, ())
                 events += self._commit(sequence, verdict, bool(draft), entries)
                 sequence.target_calls += flight.plan.kind is StepKind.DECODE
-        for slot in flight.plan.slots:
+        for slot, verdict in zip(flight.plan.slots, verdicts, strict=True):
+            self._keep_prefix(flight, slot, verdict)
             is_live = self._live.get(slot.sequence.request.request_id) is slot.sequence
             if slot.sequence.is_finished and is_live:
                 self._finish(slot.sequence)
@@ -400,6 +404,14 @@ class Engine:
         if sequence.error is not None:
             return [emit.fail(sequence, sequence.error)]
         return emit.commit(sequence, verdict, was_drafted, self.model.eos_ids, logprobs)
+
+    def _keep_prefix(self, flight: Flight, slot: Slot, verdict: Verdict | None) -> None:
+        """Cache a prompt that has just been computed, and a row that has ended well."""
+        reason = slot.sequence.finish_reason
+        if verdict is None or reason in (FinishReason.CANCELLED, FinishReason.ERROR):
+            return
+        if flight.plan.kind is StepKind.PREFILL or reason is not None:
+            self._prefixes.store(slot.sequence, slot.index)
 
     def _settle(self, flight: Flight, verdicts: list[Verdict | None]) -> tuple[int, ...]:
         """Let the cache forget rejected drafts; returns how many fed tokens each row holds."""

@@ -10,6 +10,7 @@ StepPlan.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from engine.config import EngineConfig
@@ -42,6 +43,8 @@ class Scheduler:
     Args:
         kv_budget: what admitted rows may come to need.
         draft_budgets: decides about drafts; None gives every row all that its route allows.
+        begin: called with a row and its slot before its first chunk; may put the beginning of the
+            prompt there and count it as cached.
     """
 
     def __init__(
@@ -49,10 +52,12 @@ class Scheduler:
         config: EngineConfig,
         kv_budget: KvBudget,
         draft_budgets: DraftBudgets | None = None,
+        begin: Callable[[Sequence, int], None] | None = None,
     ) -> None:
         self._config = config
         self._kv_budget = kv_budget
         self._draft_budgets = draft_budgets
+        self._begin = begin
         self._waiting: deque[Sequence] = deque()
         self._table: SlotTable[Sequence] = SlotTable()
         self._prefilling: list[Sequence] = []
@@ -217,15 +222,24 @@ class Scheduler:
             budget = min(budget, config.interleaved_prefill)
         oldest = next(row for row in self._prefilling if row.twin is None)
         first = self._table.index(oldest)
+        self._start(oldest, first)
         rows = [oldest]
         while neighbour := self._prompt_at(first + len(rows)):
             wider = [*rows, neighbour]
+            if not self._fills(wider, budget):
+                break
+            self._start(neighbour, first + len(rows))
             if not self._fills(wider, budget):
                 break
             rows = wider
         rows = rows[: whole_bucket(len(rows))]
         slots = tuple(self._chunk(row, first + i, budget) for i, row in enumerate(rows))
         return self._over(slots, first, len(rows), StepKind.PREFILL)
+
+    def _start(self, row: Sequence, slot: int) -> None:
+        if self._begin is not None and not row.is_begun and row.num_cached == 0:
+            self._begin(row, slot)
+        row.is_begun = True
 
     def _prompt_at(self, slot: int) -> Sequence | None:
         row = self._table.at(slot)
