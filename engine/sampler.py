@@ -132,9 +132,22 @@ def final_scores(scores: mx.array, draws: Sequence[Draw]) -> mx.array:
     """
     scores = scores.astype(mx.float32)
     is_greedy = mx.array([draw.params.temperature == 0 for draw in draws])[:, None]
+    noisy = temper(scores, draws) + gumbel_noise(draws, scores.shape[-1])
+    return mx.where(is_greedy, scores, noisy)
+
+
+def temper(scores: mx.array, draws: Sequence[Draw]) -> mx.array:
+    """Apply temperature and truncation: the log-probabilities, up to a constant, of a draw.
+
+    Args:
+        scores: adjusted and masked logits, [rows, vocab].
+        draws: one per row; temperature 0 scales nothing.
+
+    Returns:
+        [rows, vocab] float32, -inf where a token is excluded.
+    """
     divisor = np.array([draw.params.divisor for draw in draws], dtype=np.float32)
-    scaled = _truncate(scores / mx.array(divisor)[:, None], draws)
-    return mx.where(is_greedy, scores, scaled + gumbel_noise(draws, scores.shape[-1]))
+    return _truncate(scores.astype(mx.float32) / mx.array(divisor)[:, None], draws)
 
 
 def _truncate(scores: mx.array, draws: Sequence[Draw]) -> mx.array:
