@@ -71,6 +71,11 @@ class EngineConfig:
         "where requests with drafts run when max_rows is above 1",
         choices=("serial", "batched"),
     )
+    acceptance: str = setting(
+        "match",
+        "match keeps the ids of plain decoding, rejection its distribution and more drafts",
+        choices=("match", "rejection"),
+    )
     prefill_chunk: int = setting(
         512, "most prompt tokens of one row taken into one step", low=1, high=8192
     )

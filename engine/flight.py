@@ -7,14 +7,43 @@ the choice of every position is built. Nothing waits for the device.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
 
+from engine.arrays import ids_array
 from engine.grammar.mask import MaskJob, apply_mask, fill_masks, words
 from engine.plan import StepPlan
-from engine.sampler import Draw, adjust, choose
+from engine.rejection import Drafted, acceptance_uniforms, judge, law, stack_laws
+from engine.sampler import Draw, adjust, choose, gumbel_noise
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The part of a proposal that a step judges.
+
+    Args:
+        ids: drafts that are fed and may be accepted.
+        tail: the draft behind them, or nothing: the grammar forbids it, ends with it, or knows no
+            way on. It is not fed; `rejection` may choose it as the token behind `ids`. To forget
+            it would prefer the tokens that the drafter's law finds unlikely.
+        scores: the drafter's laws, [len(ids) + len(tail), vocab], None for one-hot laws.
+    """
+
+    ids: tuple[int, ...] = ()
+    tail: tuple[int, ...] = ()
+    scores: mx.array | None = None
+
+    @property
+    def judged(self) -> tuple[int, ...]:
+        """Every draft that may be the choice at its position."""
+        return self.ids + self.tail
+
+    def unfed(self) -> Draft:
+        """Return the first draft alone, as a tail."""
+        return Draft((), self.judged[:1], None if self.scores is None else self.scores[:1])
 
 
 @dataclass(slots=True)
@@ -22,13 +51,13 @@ class Flight:
     """A launched step.
 
     Args:
-        drafts: legal drafts of each slot.
+        drafts: what is judged for each slot.
         logits: [rows * width, vocab], None when the step samples nothing.
         width: positions of each row, padding included.
     """
 
     plan: StepPlan
-    drafts: tuple[tuple[int, ...], ...]
+    drafts: tuple[Draft, ...]
     logits: mx.array | None
     width: int
     started_s: float
@@ -42,9 +71,10 @@ class Flight:
         return all(slot.sequence.is_finished for slot in self.plan.slots)
 
 
-def select(flight: Flight) -> mx.array | None:
+def select(flight: Flight, acceptance: str) -> mx.array | None:
     """Build the choice of every position, [rows, width]; None when the step samples nothing.
 
+    A draft is accepted where it is the choice; `acceptance`, a name in CHOICES, says how to choose.
     A row for which nothing is legal gets its `error` set; its choice means nothing.
     """
     if flight.logits is None:
@@ -54,7 +84,35 @@ def select(flight: Flight) -> mx.array | None:
     bitmask = _masks(flight, scores.shape[-1])
     if bitmask is not None:
         scores = apply_mask(scores, mx.array(bitmask))
-    return choose(scores, draws).reshape(len(flight.plan.slots), flight.width)
+    tokens = CHOICES[acceptance](flight, scores, draws)
+    return tokens.reshape(len(flight.plan.slots), flight.width)
+
+
+def _by_match(_flight: Flight, scores: mx.array, draws: Sequence[Draw]) -> mx.array:
+    """Let the target choose, whatever was drafted."""
+    return choose(scores, draws)
+
+
+def _by_rejection(flight: Flight, scores: mx.array, draws: Sequence[Draw]) -> mx.array:
+    """Let the draft be the choice with min(1, p/q), another token otherwise."""
+    judged = [draft.judged for draft in flight.drafts]
+    if not any(judged) or not any(draw.params.temperature for draw in draws):
+        return choose(scores, draws)
+    shape, vocab_size = (len(judged), flight.width), scores.shape[-1]
+    ids = ids_array(judged, flight.width)
+    laws = [draft.scores for draft in flight.drafts]
+    return judge(
+        law(scores, draws).reshape(*shape, vocab_size),
+        Drafted(ids, mx.array([len(row) for row in judged]), stack_laws(laws, ids, vocab_size)),
+        acceptance_uniforms(draws).reshape(shape),
+        gumbel_noise(draws, vocab_size).reshape(*shape, vocab_size),
+    )
+
+
+CHOICES: dict[str, Callable[[Flight, mx.array, Sequence[Draw]], mx.array]] = {
+    "match": _by_match,
+    "rejection": _by_rejection,
+}
 
 
 def _draws(flight: Flight) -> list[Draw]:
@@ -63,7 +121,7 @@ def _draws(flight: Flight) -> list[Draw]:
         sequence = slot.sequence
         params = sequence.request.sampling
         for offset in range(flight.width):
-            history = () if params.is_plain else (*sequence.ids, *draft[:offset])
+            history = () if params.is_plain else (*sequence.ids, *draft.ids[:offset])
             position = sequence.num_emitted + offset
             draws.append(Draw(params, sequence.seed, position, history, sequence.num_prompt))
     return draws
@@ -76,7 +134,7 @@ def _masks(flight: Flight, vocab_size: int) -> np.ndarray | None:
     for row, (slot, draft) in enumerate(zip(flight.plan.slots, flight.drafts, strict=True)):
         matcher = slot.sequence.matcher
         if matcher is not None and not slot.sequence.is_finished:
-            jobs.append(MaskJob(matcher, row * flight.width, draft))
+            jobs.append(MaskJob(matcher, row * flight.width, draft.ids))
             owners.append(row)
     if not jobs:
         return None
@@ -95,6 +153,8 @@ def _mask_undrafted(
     flight: Flight, jobs: list[MaskJob], owners: list[int], bitmask: np.ndarray
 ) -> None:
     """Mask rows again without their drafts: a draft's dead end is not the row's."""
-    flight.drafts = tuple(() if row in owners else draft for row, draft in enumerate(flight.drafts))
+    flight.drafts = tuple(
+        draft.unfed() if row in owners else draft for row, draft in enumerate(flight.drafts)
+    )
     for index, error in fill_masks([replace(job, draft=()) for job in jobs], bitmask):
         flight.plan.slots[owners[index]].sequence.error = error

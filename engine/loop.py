@@ -17,9 +17,9 @@ import mlx.core as mx
 from engine import arrays
 from engine.backend import shape_block
 from engine.config import EngineConfig
-from engine.draft.source import DraftRequest, DraftSource
+from engine.draft.source import DraftRequest, DraftSource, Proposal
 from engine.errors import FmError, RequestError, RowError, SettingError
-from engine.flight import Flight, select
+from engine.flight import Draft, Flight, select
 from engine.grammar.compile import GrammarCompiler
 from engine.models.load import LoadedModel
 from engine.plan import Slot, StepKind, StepPlan, step_width
@@ -115,7 +115,7 @@ class Engine:
         if flight is None:
             return []
         self._flight = None
-        tokens = select(flight)
+        tokens = select(flight, self.config.acceptance)
         ahead = self._follow(flight, tokens)
         events = self._land(flight, tokens)
         self._flight = None if ahead is None or ahead.is_over else ahead
@@ -238,7 +238,7 @@ class Engine:
             return self._launch_prefill(plan, started_s)
         drafts = self._propose(plan)
         draft_s = time.perf_counter() - started_s
-        rows = [slot.tokens + draft for slot, draft in zip(plan.slots, drafts, strict=True)]
+        rows = [slot.tokens + draft.ids for slot, draft in zip(plan.slots, drafts, strict=True)]
         width = step_width(max(len(row) for row in rows))
         flight = self._forward(plan, arrays.ids_array(rows, width), drafts, started_s)
         flight.draft_s = draft_s
@@ -249,21 +249,21 @@ class Engine:
         hidden = self._runner.prefill(slot.index, slot.start, slot.tokens)
         logits = self._runner.head(hidden[:, -1:])[0] if slot.samples else None
         arrays.launch(hidden if logits is None else logits)
-        return Flight(plan, ((),), logits, 1, started_s)
+        return Flight(plan, (Draft(),), logits, 1, started_s)
 
     def _forward(
-        self, plan: StepPlan, ids: mx.array, drafts: tuple[tuple[int, ...], ...], started_s: float
+        self, plan: StepPlan, ids: mx.array, drafts: tuple[Draft, ...], started_s: float
     ) -> Flight:
         logits = self._runner.forward(ids, plan.first, plan.starts)
         logits = logits.reshape(-1, logits.shape[-1])
         arrays.launch(logits)
         return Flight(plan, drafts, logits, ids.shape[1], started_s)
 
-    def _propose(self, plan: StepPlan) -> tuple[tuple[int, ...], ...]:
+    def _propose(self, plan: StepPlan) -> tuple[Draft, ...]:
         """Return the drafts of each slot, cut to what may be verified."""
         requests = [DraftRequest(s.sequence, s.draft_budget) for s in plan.slots if s.draft_budget]
         if self._drafter is None or not requests:
-            return ((),) * len(plan.slots)
+            return (Draft(),) * len(plan.slots)
         proposals = dict(
             zip(
                 (id(request.sequence) for request in requests),
@@ -271,12 +271,15 @@ class Engine:
                 strict=True,
             )
         )
-        return tuple(self._cut(slot, proposals.get(id(slot.sequence), [])) for slot in plan.slots)
+        nothing = Proposal([])
+        return tuple(
+            self._cut(slot, proposals.get(id(slot.sequence), nothing)) for slot in plan.slots
+        )
 
-    def _cut(self, slot: Slot, proposal: list[int]) -> tuple[int, ...]:
-        """Keep the part of a proposal that can be verified; the rest counts as rejected."""
+    def _cut(self, slot: Slot, offered: Proposal) -> Draft:
+        """Keep the part of a proposal that can be judged; the rest counts as rejected."""
         sequence = slot.sequence
-        proposal = proposal[: slot.draft_budget]
+        proposal = offered.ids[: slot.draft_budget]
         for index, token in enumerate(proposal):
             if token in self.model.eos_ids and not sequence.request.ignore_eos:
                 proposal = proposal[: index + 1]
@@ -285,10 +288,13 @@ class Engine:
             (i for i, token in enumerate(proposal) if not 0 <= token < self.model.vocab_size),
             len(proposal),
         )
+        known = legal
         if sequence.matcher is not None and legal:
             legal = sequence.matcher.legal_prefix(proposal[:legal])
+        tail = tuple(proposal[legal : min(legal + 1, known)])
         sequence.drafts.propose(len(proposal), len(proposal) - legal)
-        return tuple(proposal[:legal])
+        scores = None if offered.scores is None else offered.scores[: legal + len(tail)]
+        return Draft(tuple(proposal[:legal]), tail, scores)
 
     def _follow(self, flight: Flight, tokens: mx.array | None) -> Flight | None:
         """Launch the next forward on tokens the host has not read, where nothing hinges on them."""
@@ -300,7 +306,7 @@ class Engine:
         started_s = time.perf_counter()
         if any(slot.sequence.forced_ids for slot in plan.slots):
             tokens = arrays.ids_array([[slot.sequence.forced_next] for slot in plan.slots], 1)
-        return self._forward(plan, tokens, ((),) * len(plan.slots), started_s)
+        return self._forward(plan, tokens, (Draft(),) * len(plan.slots), started_s)
 
     def _land(self, flight: Flight, tokens: mx.array | None) -> list[TokenEvent]:
         """Wait for the step's choices and commit them: the only host wait of a step."""
@@ -314,7 +320,7 @@ class Engine:
             slot.sequence.num_cached = slot.start + len(slot.tokens or (0,))
             if verdicts:
                 slot.sequence.target_calls += flight.plan.kind is StepKind.DECODE
-                events += self._commit(slot.sequence, verdicts[row], bool(flight.drafts[row]))
+                events += self._commit(slot.sequence, verdicts[row], bool(flight.drafts[row].ids))
         self._report(flight, events, ended_s)
         return events
 
@@ -324,7 +330,7 @@ class Engine:
         for slot, draft, choices in zip(flight.plan.slots, flight.drafts, chosen, strict=True):
             sequence = slot.sequence
             forced = [sequence.forced_next] if sequence.forced_ids else choices
-            verdict = accept_match(forced, draft)
+            verdict = accept_match(forced, draft.ids)
             verdicts.append(verdict)
             is_live = not sequence.is_finished and sequence.error is None
             if slot.draft_budget and self._drafter is not None and is_live:

@@ -132,7 +132,7 @@ def judge(target: mx.array, drafted: Drafted, uniforms: mx.array, noise: mx.arra
 def accepts(p: mx.array, q: mx.array, ids: mx.array, uniforms: mx.array) -> mx.array:
     """Return where a draft is kept, [rows, width]: with probability min(1, p/q).
 
-    Without a division, so that a tiny or vanished q(draft) does no harm; p(draft) = 0 is never kept.
+    Without a division, so that a vanished q(draft) does no harm; p(draft) = 0 is never kept.
     """
     index = ids[..., None]
     p_draft = mx.take_along_axis(p, index, axis=-1)[..., 0]

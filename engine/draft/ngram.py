@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
-from engine.draft.source import DraftRequest
+from engine.draft.source import DraftRequest, Proposal
 from engine.models.load import LoadedModel
 from engine.sequence import Sequence
 
@@ -61,9 +61,9 @@ class NgramDrafter:
     def open(self, target: LoadedModel) -> None:
         """Nothing to bind: ids are ids."""
 
-    def propose(self, requests: Rows[DraftRequest]) -> list[list[int]]:
+    def propose(self, requests: Rows[DraftRequest]) -> list[Proposal]:
         """Return up to `budget` ids for each row."""
-        return [self._propose(request) for request in requests]
+        return [Proposal(self._propose(request)) for request in requests]
 
     def _propose(self, request: DraftRequest) -> list[int]:
         ids = request.sequence.ids

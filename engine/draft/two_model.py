@@ -1,26 +1,29 @@
 """Draft with a smaller model of the same vocabulary.
 
 The drafter keeps its own slots. A proposal feeds it what it has not seen, then chains its own
-choices on the device and reads them once. It draws with the row's own parameters and noise, so a
-drafter equal to its target agrees with it at any temperature. Penalties see the row's tokens and
+choices on the device and reads them once. Under `match` it draws with the row's own parameters and
+noise, so a drafter equal to its target agrees with it at any temperature; under `rejection` its
+noise is its own, and the law of each draft stays on the device. Penalties see the row's tokens and
 not the drafts before them, which the host has not read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
 from engine import arrays
 from engine.backend import shape_block
-from engine.draft.source import DraftRequest
+from engine.draft.source import DraftRequest, Proposal
 from engine.models.load import LoadedModel, check_same_vocabulary
 from engine.plan import step_width
+from engine.rejection import Stream, law, stream_seed
 from engine.rows import RowTable
 from engine.runner import Runner
-from engine.sampler import Draw, adjust, choose
+from engine.sampler import Draw, adjust, choose, gumbel_noise
 from engine.sequence import Sequence
 
 
@@ -38,16 +41,51 @@ class DraftRow:
     num_drafted: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One draft of every row.
+
+    Args:
+        ids: [rows].
+        scores: their laws, [rows, vocab]; None when nobody asks for them.
+    """
+
+    ids: mx.array
+    scores: mx.array | None = None
+
+
+def _as_the_target(scores: mx.array, draws: Rows[Draw]) -> Drawn:
+    """Draw with the target's own noise."""
+    return Drawn(choose(scores, draws))
+
+
+def _independently(scores: mx.array, draws: Rows[Draw]) -> Drawn:
+    """Draw with noise that the target does not see, and keep the law."""
+    own = [replace(draw, seed=stream_seed(draw.seed, Stream.DRAFT)) for draw in draws]
+    scores = law(scores, own)
+    noisy = scores + gumbel_noise(own, scores.shape[-1])
+    return Drawn(mx.argmax(noisy, axis=-1).astype(mx.int32), scores)
+
+
+DRAWING: dict[str, Callable[[mx.array, Rows[Draw]], Drawn]] = {
+    "match": _as_the_target,
+    "rejection": _independently,
+}
+
+
 class TwoModelDrafter:
     """Speculation with a draft model.
 
     Args:
         model: the draft model.
         prefill_chunk: most prompt tokens fed at once.
+        acceptance: how its drafts will be judged, a name in DRAWING.
     """
 
-    def __init__(self, model: LoadedModel, prefill_chunk: int) -> None:
+    def __init__(self, model: LoadedModel, prefill_chunk: int, acceptance: str = "match") -> None:
         self._model = model
+        self._draw = DRAWING[acceptance]
+        self._vocab_size = model.vocab_size
         self._prefill_chunk = prefill_chunk
         self._runner = Runner(model, shape_block())
         self._table: RowTable[DraftRow] = RowTable()
@@ -56,17 +94,20 @@ class TwoModelDrafter:
     def open(self, target: LoadedModel) -> None:
         """Check that both models speak the same tokens; raises ModelError."""
         check_same_vocabulary(target, self._model)
+        self._vocab_size = target.vocab_size
 
-    def propose(self, requests: Rows[DraftRequest]) -> list[list[int]]:
+    def propose(self, requests: Rows[DraftRequest]) -> list[Proposal]:
         """Return exactly `budget` ids for each row; waits for the device once."""
         rows = [self._row(request.sequence) for request in requests]
         for row in rows:
             self._prefill(row)
         budgets = {id(row): request.budget for row, request in zip(rows, requests, strict=True)}
-        chosen = arrays.read_tokens(self._chain(max(budgets.values())))
+        drawn = self._chain(max(budgets.values()))
+        chosen = arrays.read_tokens(mx.stack([draft.ids for draft in drawn], axis=1))
         for row in rows:
             row.num_drafted = budgets[id(row)]
-        return [chosen[self._table.index(row)][: budgets[id(row)]] for row in rows]
+        laws = [draft.scores for draft in drawn if draft.scores is not None]
+        return [_proposal(self._table.index(row), budgets[id(row)], chosen, laws) for row in rows]
 
     def commit(self, sequence: Sequence, num_accepted: int) -> None:
         """Keep the accepted drafts that are in the cache; the last one never is."""
@@ -98,8 +139,8 @@ class TwoModelDrafter:
             arrays.launch(self._runner.prefill(slot, row.num_cached, chunk))
             row.num_cached = end
 
-    def _chain(self, num_tokens: int) -> mx.array:
-        """Return `num_tokens` chained choices of every row in the table, [rows, num_tokens].
+    def _chain(self, num_tokens: int) -> list[Drawn]:
+        """Return `num_tokens` chained choices of every row in the table.
 
         Rows that asked for fewer, or for none, are computed too: the range of slots is contiguous,
         and what they write is forgotten by not being counted.
@@ -112,16 +153,16 @@ class TwoModelDrafter:
         )
         last = mx.array([len(tokens) - 1 for tokens in unseen])
         scores = mx.take_along_axis(logits, last[:, None, None], axis=1)[:, 0]
-        tokens = [self._choose(scores, rows, 0)]
+        drawn = [self._choose(scores, rows, 0)]
         for row, seen in zip(rows, unseen, strict=True):
             row.num_cached += len(seen)
         for offset in range(1, num_tokens):
             starts = [row.num_cached + offset - 1 for row in rows]
-            scores = self._runner.forward(tokens[-1][:, None], 0, starts)[:, 0]
-            tokens.append(self._choose(scores, rows, offset))
-        return mx.stack(tokens, axis=1)
+            scores = self._runner.forward(drawn[-1].ids[:, None], 0, starts)[:, 0]
+            drawn.append(self._choose(scores, rows, offset))
+        return drawn
 
-    def _choose(self, scores: mx.array, rows: list[DraftRow], offset: int) -> mx.array:
+    def _choose(self, scores: mx.array, rows: list[DraftRow], offset: int) -> Drawn:
         draws = [
             Draw(
                 row.sequence.request.sampling,
@@ -132,4 +173,17 @@ class TwoModelDrafter:
             )
             for row in rows
         ]
-        return choose(adjust(scores, draws), draws)
+        return self._draw(adjust(_fit(scores, self._vocab_size), draws), draws)
+
+
+def _proposal(slot: int, budget: int, chosen: list[list[int]], laws: list[mx.array]) -> Proposal:
+    own = mx.stack([scores[slot] for scores in laws[:budget]]) if laws else None
+    return Proposal(chosen[slot][:budget], own)
+
+
+def _fit(scores: mx.array, vocab_size: int) -> mx.array:
+    """Return scores [rows, vocab_size] of a drafter whose logits are padded to another width."""
+    missing = vocab_size - scores.shape[-1]
+    if missing <= 0:
+        return scores[:, :vocab_size]
+    return mx.pad(scores, [(0, 0), (0, missing)], constant_values=-mx.inf)
