@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 import numpy as np
 
-from engine.arrays import ids_array
 from engine.grammar.mask import MaskJob, apply_mask, fill_masks, words
 from engine.plan import StepPlan
-from engine.rejection import Drafted, acceptance_uniforms, judge, law, stack_laws
+from engine.rejection import RowDraft, acceptance_uniforms, judge, law, lay_out
 from engine.sampler import Draw, adjust, choose, gumbel_noise
 
 
@@ -95,15 +94,16 @@ def _by_match(_flight: Flight, scores: mx.array, draws: Sequence[Draw]) -> mx.ar
 
 def _by_rejection(flight: Flight, scores: mx.array, draws: Sequence[Draw]) -> mx.array:
     """Let the draft be the choice with min(1, p/q), another token otherwise."""
-    judged = [draft.judged for draft in flight.drafts]
-    if not any(judged) or not any(draw.params.temperature for draw in draws):
+    drafts = [
+        RowDraft(row, 0, draft.judged, draft.scores) for row, draft in enumerate(flight.drafts)
+    ]
+    is_drawn = any(draw.params.temperature for draw in draws)
+    if not is_drawn or not any(draft.ids for draft in drafts):
         return choose(scores, draws)
-    shape, vocab_size = (len(judged), flight.width), scores.shape[-1]
-    ids = ids_array(judged, flight.width)
-    laws = [draft.scores for draft in flight.drafts]
+    shape, vocab_size = (len(drafts), flight.width), scores.shape[-1]
     return judge(
         law(scores, draws).reshape(*shape, vocab_size),
-        Drafted(ids, mx.array([len(row) for row in judged]), stack_laws(laws, ids, vocab_size)),
+        lay_out(drafts, *shape, vocab_size),
         acceptance_uniforms(draws).reshape(shape),
         gumbel_noise(draws, vocab_size).reshape(*shape, vocab_size),
     )

@@ -22,6 +22,9 @@ import numpy as np
 
 from engine.sampler import Draw, draw_key, temper
 
+NO_DRAFT = -1
+"""In place of a token id, where nothing was drafted."""
+
 
 class Stream(IntEnum):
     """Independent noise of one row; TARGET is the one that plain decoding uses."""
@@ -36,14 +39,12 @@ class Drafted:
     """The drafts of a step.
 
     Args:
-        ids: drafted token after each position, [rows, width] int32.
-        counts: drafts of each row, [rows] int32; positions from there on hold padding.
+        ids: token drafted for each position, [rows, width] int32, NO_DRAFT where there is none.
         scores: the laws they were drawn from, log-probabilities up to a constant,
             [rows, width, vocab]; None when every draft was certain (a one-hot law).
     """
 
     ids: mx.array
-    counts: mx.array
     scores: mx.array | None = None
 
 
@@ -84,26 +85,36 @@ def law(scores: mx.array, draws: Sequence[Draw]) -> mx.array:
     return mx.where(mx.array(is_greedy)[:, None] & is_other, -mx.inf, tempered)
 
 
-def stack_laws(laws: Sequence[mx.array | None], ids: mx.array, vocab_size: int) -> mx.array | None:
-    """Return the laws of all rows as one array, for `Drafted.scores`.
+@dataclass(frozen=True, slots=True)
+class RowDraft:
+    """The drafts of one row of a step.
 
     Args:
-        laws: log-probabilities of each row's drafts, [drafts of the row, vocab]; None for a row
-            whose drafts were certain, or that has none.
-        ids: the drafts, [rows, width].
+        row: index of the row in the step.
+        first: the first position that has a draft; the others follow.
+        ids: at most as many as the row has positions from there.
+        scores: their laws, [len(ids), vocab]; None for one-hot laws.
     """
-    if all(scores is None for scores in laws):
-        return None
-    certain = mx.where(_is_draft(ids, vocab_size), mx.array(0.0), mx.array(-mx.inf))
-    width = ids.shape[1]
-    return mx.stack(
-        [
-            certain[row]
-            if scores is None
-            else mx.concatenate([scores.astype(mx.float32), certain[row, len(scores) : width]])
-            for row, scores in enumerate(laws)
-        ]
-    )
+
+    row: int
+    first: int
+    ids: tuple[int, ...]
+    scores: mx.array | None = None
+
+
+def lay_out(drafts: Sequence[RowDraft], rows: int, width: int, vocab_size: int) -> Drafted:
+    """Return the drafts of all rows as arrays; positions without one hold NO_DRAFT."""
+    host = np.full((rows, width), NO_DRAFT, dtype=np.int32)
+    for draft in drafts:
+        host[draft.row, draft.first : draft.first + len(draft.ids)] = draft.ids
+    ids = mx.array(host)
+    if all(draft.scores is None for draft in drafts):
+        return Drafted(ids)
+    scores = mx.where(_is_draft(ids, vocab_size), mx.array(0.0), mx.array(-mx.inf))
+    for draft in drafts:
+        if draft.ids and draft.scores is not None:
+            scores[draft.row, draft.first : draft.first + len(draft.ids)] = draft.scores
+    return Drafted(ids, scores)
 
 
 def judge(target: mx.array, drafted: Drafted, uniforms: mx.array, noise: mx.array) -> mx.array:
@@ -120,7 +131,7 @@ def judge(target: mx.array, drafted: Drafted, uniforms: mx.array, noise: mx.arra
     Returns:
         Token ids, [rows, width] int32.
     """
-    has_draft = mx.arange(target.shape[1]) < drafted.counts[:, None]
+    has_draft = drafted.ids != NO_DRAFT
     p = mx.softmax(target, axis=-1)
     q = _probabilities(drafted, target.shape[-1])
     is_kept = has_draft & accepts(p, q, drafted.ids, uniforms)

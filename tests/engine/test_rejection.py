@@ -13,12 +13,14 @@ from scipy.stats import chisquare
 
 from engine import rejection
 from engine.rejection import (
+    NO_DRAFT,
     Drafted,
+    RowDraft,
     Stream,
     acceptance_uniforms,
     judge,
     law,
-    stack_laws,
+    lay_out,
     stream_seed,
 )
 from engine.request import SamplingParams
@@ -77,9 +79,9 @@ def decide(p: np.ndarray, q: np.ndarray, last: mx.array, start: int, count: int)
     for offset in range(count):
         path.append(draft(q, path[-1], start + offset))
     before = mx.stack(path, axis=1)
-    ids = mx.concatenate([before[:, 1:], mx.zeros((DRAWS, 1), dtype=mx.int32)], axis=1)
+    ids = mx.concatenate([before[:, 1:], mx.full((DRAWS, 1), NO_DRAFT)], axis=1)
     is_certain = bool((np.isfinite(q).sum(-1) == 1).all())
-    drafted = Drafted(ids, mx.full((DRAWS,), count), None if is_certain else mx.array(q)[before])
+    drafted = Drafted(ids, None if is_certain else mx.array(q)[before])
     positions = range(start, start + count + 1)
     tokens = judge(
         mx.array(p)[before],
@@ -172,7 +174,7 @@ def test_positions_without_a_draft_are_drawn_as_in_plain_decoding(temperature: f
     scores = mx.array(TARGET)
     draws = [Draw(SamplingParams(temperature=temperature), 5, row) for row in range(len(TARGET))]
     target, dice = law(scores, draws)[:, None], gumbel_noise(draws, VOCAB)[:, None]
-    nothing = Drafted(mx.zeros((len(draws), 1), dtype=mx.int32), mx.zeros(len(draws)))
+    nothing = Drafted(mx.full((len(draws), 1), NO_DRAFT))
     tokens = judge(target, nothing, acceptance_uniforms(draws)[:, None], dice)
     assert tokens[:, 0].tolist() == choose(scores, draws).tolist()
 
@@ -183,7 +185,7 @@ def test_a_greedy_row_takes_the_best_token_whatever_was_drafted(drafter: str, to
     draws = [Draw(SamplingParams(), seed, 0) for seed in range(200)]
     wide = mx.broadcast_to(mx.array(TARGET[START]), (len(draws), VOCAB))
     q = mx.broadcast_to(mx.array(DRAFTERS[drafter](TARGET)[START]), (len(draws), 1, VOCAB))
-    drafted = Drafted(mx.full((len(draws), 1), token), mx.ones(len(draws)), q)
+    drafted = Drafted(mx.full((len(draws), 1), token), q)
     uniforms = acceptance_uniforms(draws)[:, None]
     tokens = judge(
         law(wide, draws)[:, None], drafted, uniforms, gumbel_noise(draws, VOCAB)[:, None]
@@ -211,21 +213,20 @@ def test_no_law_however_odd_lets_an_impossible_token_through(
     dice = gumbel_noise([Draw(SamplingParams(), seed, 0)], VOCAB)[None]
     for scores in (q, p, None):
         laws = None if scores is None else mx.array([[scores]])
-        drafted = Drafted(mx.array([[token]]), mx.array([1]), laws)
+        drafted = Drafted(mx.array([[token]]), laws)
         chosen = judge(mx.array([[p]]), drafted, mx.array([[uniform]]), dice).item()
         assert np.isfinite(p[chosen])
         if scores is p and np.array(mx.softmax(mx.array(p)))[token] > 0:
             assert chosen == token, "a draft of the target's own law is kept"
 
 
-def test_laws_of_rows_are_padded_and_rows_that_were_certain_get_one_hot_laws() -> None:
-    ids = mx.array([[1, 2, 0], [3, 0, 0], [0, 0, 0]])
-    stacked = stack_laws([mx.array(TARGET[:2]), None, None], ids, VOCAB)
-    assert stacked is not None
-    assert stacked.shape == (3, 3, VOCAB)
-    np.testing.assert_array_equal(np.array(stacked[0, :2]), TARGET[:2])
-    assert np.flatnonzero(np.isfinite(np.array(stacked[1, 0]))).tolist() == [3]
-    assert stack_laws([None, None], ids[:2], VOCAB) is None
+def test_drafts_are_laid_out_where_they_belong_and_certain_ones_get_one_hot_laws() -> None:
+    drafts = [RowDraft(0, 0, (1, 2), mx.array(TARGET[:2])), RowDraft(2, 1, (3,))]
+    drafted = lay_out(drafts, rows=3, width=3, vocab_size=VOCAB)
+    assert drafted.ids.tolist() == [[1, 2, -1], [-1, -1, -1], [-1, 3, -1]]
+    np.testing.assert_array_equal(np.array(drafted.scores[0, :2]), TARGET[:2])
+    assert np.flatnonzero(np.isfinite(np.array(drafted.scores[2, 1]))).tolist() == [3]
+    assert lay_out(drafts[1:], rows=3, width=3, vocab_size=VOCAB).scores is None
 
 
 def test_streams_of_a_row_and_rows_of_a_stream_share_no_key() -> None:
