@@ -1,7 +1,7 @@
 """The border between host and device: every wait for the device goes through here and is counted.
 
-MLX builds lazily. `launch` starts work without waiting; only `read_tokens` waits. The engine
-promises one wait a step, and a test holds it to that by reading `SYNCS`.
+MLX builds lazily. `launch` starts work without waiting; only `read` waits, however many arrays it
+is given. The engine promises one wait a step, and a test holds it to that by reading `SYNCS`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(slots=True)
@@ -30,14 +31,20 @@ def launch(*arrays: mx.array) -> None:
     start(*arrays)
 
 
+def read(*arrays: mx.array) -> list[NDArray[Any]]:
+    """Wait once for all of `arrays`; returns their values in order."""
+    SYNCS.count += 1
+    mx.eval(*arrays)
+    return [np.array(array) for array in arrays]
+
+
 def read_tokens(tokens: mx.array) -> list[list[int]]:
     """Wait for sampled tokens.
 
     Args:
         tokens: token ids, [rows, positions].
     """
-    SYNCS.count += 1
-    rows: list[list[int]] = np.array(tokens).tolist()
+    rows: list[list[int]] = read(tokens)[0].tolist()
     return rows
 
 

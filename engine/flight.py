@@ -1,22 +1,28 @@
 """A step whose forward is on the device, and what its rows choose from the scores.
 
-Everything here happens while that forward runs: the draws are laid out, the masks are filled, and
-the choice of every position is built. Nothing waits for the device.
+Everything a Selector does happens while that forward runs: positions are laid out, masks filled,
+and the choice of every position is built. Nothing waits for the device but `Flight.read`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
-from engine.grammar.mask import MaskJob, apply_mask, fill_masks, words
-from engine.plan import StepPlan
+from engine import arrays
+from engine.grammar.mask import MaskJob, apply_mask, bar_tokens, bits_of, fill_masks
+from engine.logprobs import Scored, score
+from engine.plan import Slot, StepKind, StepPlan
 from engine.rejection import RowDraft, acceptance_uniforms, judge, law, lay_out
-from engine.sampler import Draw, adjust, choose, gumbel_noise
+from engine.request import TokenLogprobs
+from engine.row_params import Draws, Records, RowParams
+from engine.sampler import Adjustment, adjust, choose, gumbel_noise
+from engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,8 @@ class Flight:
         drafts: what is judged for each slot.
         logits: [rows * width, vocab], None when the step samples nothing.
         width: positions of each row, padding included.
+        scored: log-probabilities on the device, of the rows that ask.
+        logprobs: the same once read: row -> one entry a sampled position.
     """
 
     plan: StepPlan
@@ -63,98 +71,227 @@ class Flight:
     draft_s: float = 0.0
     mask_s: float = 0.0
     mask_positions: int = 0
+    scored: Scored | None = None
+    scored_rows: tuple[int, ...] = ()
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
 
     @property
     def is_over(self) -> bool:
         """True when no row is left that could take a token from it."""
         return all(slot.sequence.is_finished for slot in self.plan.slots)
 
+    def read(self, tokens: mx.array) -> list[list[int]]:
+        """Wait for the choices, and in the same wait for what rows ask to know about them."""
+        if self.scored is None:
+            return arrays.read_tokens(tokens)
+        chosen, *values = arrays.read(tokens, *self.scored.arrays)
+        for row, entry in zip(self.scored_rows, self.scored.report(values), strict=True):
+            self.logprobs.setdefault(row, []).append(entry)
+        rows: list[list[int]] = chosen.tolist()
+        return rows
 
-def select(flight: Flight, acceptance: str) -> mx.array | None:
-    """Build the choice of every position, [rows, width]; None when the step samples nothing.
 
-    A draft is accepted where it is the choice; `acceptance`, a name in CHOICES, says how to choose.
-    A row for which nothing is legal gets its `error` set; its choice means nothing.
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the rows of a step are sampled; rows without work have no such position.
+
+    Args:
+        records: parameters of each row, [rows].
+        positions: index among the row's emitted tokens that each column chooses, [rows, width].
+        is_sampled: whether a column is chosen from, [rows, width].
     """
-    if flight.logits is None:
-        return None
-    draws = _draws(flight)
-    scores = adjust(flight.logits, draws)
-    bitmask = _masks(flight, scores.shape[-1])
-    if bitmask is not None:
-        scores = apply_mask(scores, mx.array(bitmask))
-    tokens = CHOICES[acceptance](flight, scores, draws)
-    return tokens.reshape(len(flight.plan.slots), flight.width)
+
+    records: Records
+    positions: NDArray[np.int64]
+    is_sampled: NDArray[np.bool_]
+
+    @property
+    def draws(self) -> Draws:
+        """The draws of all columns; those that are not sampled are greedy, which costs least."""
+        records = np.repeat(self.records, self.positions.shape[1])
+        records["is_greedy"] |= ~self.is_sampled.ravel()
+        return Draws(records, self.positions.ravel())
+
+    @property
+    def barred(self) -> NDArray[np.int64]:
+        """Which of all columns, row by row, come before the row's `min_tokens`."""
+        is_early = self.positions < self.records["min_tokens"][:, None]
+        return np.flatnonzero(self.is_sampled & is_early)
+
+    @property
+    def asking(self) -> NDArray[np.int64]:
+        """Which of all columns, row by row, need log-probabilities."""
+        return np.flatnonzero(self.is_sampled & (self.records["top_logprobs"] >= 0)[:, None])
 
 
-def _by_match(_flight: Flight, scores: mx.array, draws: Sequence[Draw]) -> mx.array:
+class Selector:
+    """Chooses the tokens of a step; knows the sampling parameters of every slot.
+
+    Args:
+        eos_ids: end tokens, illegal before a row's `min_tokens`.
+        acceptance: when a draft is the choice at its position, a name in CHOICES.
+    """
+
+    def __init__(
+        self, vocab_size: int, eos_ids: Iterable[int], num_slots: int, acceptance: str = "match"
+    ) -> None:
+        self._choose = CHOICES[acceptance]
+        self._params = RowParams(num_slots)
+        self._end_bits = bits_of(eos_ids, vocab_size)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Forget a row."""
+        self._params.leave(sequence)
+
+    def select(self, flight: Flight) -> mx.array | None:
+        """Build the choice of every position, [rows, width]; None when the step samples nothing.
+
+        A row for which nothing is legal gets its `error` set; its choice means nothing.
+        """
+        if flight.logits is None:
+            return None
+        layout = self._layout(flight)
+        scores = adjust(flight.logits, _adjustments(flight, layout))
+        bitmask = self._masks(flight, layout)
+        if bitmask is not None:
+            scores = apply_mask(scores, mx.array(bitmask))
+        tokens = self._choose(flight, scores, layout.draws)
+        _score(flight, layout, tokens)
+        return tokens.reshape(-1, flight.width)
+
+    def _layout(self, flight: Flight) -> Layout:
+        assert flight.logits is not None
+        first, num_rows = flight.plan.first, flight.logits.shape[0] // flight.width
+        live = [
+            (slot, draft)
+            for slot, draft in zip(flight.plan.slots, flight.drafts, strict=True)
+            if not slot.sequence.is_finished
+        ]
+        self._params.seat((slot.index, slot.sequence) for slot, _ in live)
+        emitted, start, length = np.zeros((3, num_rows), dtype=np.int64)
+        rows = [slot.index - first for slot, _ in live]
+        emitted[rows] = [slot.sequence.num_emitted for slot, _ in live]
+        start[rows] = [first_column(flight.plan, slot) for slot, _ in live]
+        length[rows] = [1 + len(draft.ids) for _, draft in live]
+        ahead = np.arange(flight.width) - start[:, None]
+        return Layout(
+            self._params.records(first, num_rows),
+            emitted[:, None] + ahead,
+            (ahead >= 0) & (ahead < length[:, None]),
+        )
+
+    def _masks(self, flight: Flight, layout: Layout) -> NDArray[np.int32] | None:
+        """Return the bitmask of all columns, [rows * width, words]; None when all is legal.
+
+        A grammar that leaves nothing but the end wins over `min_tokens`.
+        """
+        jobs, barred = _mask_jobs(flight), layout.barred
+        if not jobs and not len(barred):
+            return None
+        started_s = time.perf_counter()
+        bitmask = np.full((layout.positions.size, len(self._end_bits)), -1, dtype=np.int32)
+        _fill(flight, jobs, bitmask)
+        if len(barred):
+            bar_tokens(bitmask, barred, self._end_bits)
+        flight.mask_s = time.perf_counter() - started_s
+        flight.mask_positions = sum(1 + len(job.draft) for job in jobs.values())
+        return bitmask
+
+
+def _by_match(_flight: Flight, scores: mx.array, draws: Draws) -> mx.array:
     """Let the target choose, whatever was drafted."""
     return choose(scores, draws)
 
 
-def _by_rejection(flight: Flight, scores: mx.array, draws: Sequence[Draw]) -> mx.array:
+def _by_rejection(flight: Flight, scores: mx.array, draws: Draws) -> mx.array:
     """Let the draft be the choice with min(1, p/q), another token otherwise."""
     drafts = [
-        RowDraft(row, 0, draft.judged, draft.scores) for row, draft in enumerate(flight.drafts)
+        RowDraft(
+            slot.index - flight.plan.first,
+            first_column(flight.plan, slot),
+            draft.judged,
+            draft.scores,
+        )
+        for slot, draft in zip(flight.plan.slots, flight.drafts, strict=True)
     ]
-    is_drawn = any(draw.params.temperature for draw in draws)
-    if not is_drawn or not any(draft.ids for draft in drafts):
+    if not len(draws.sampled) or not any(draft.ids for draft in drafts):
         return choose(scores, draws)
-    shape, vocab_size = (len(drafts), flight.width), scores.shape[-1]
-    return judge(
-        law(scores, draws).reshape(*shape, vocab_size),
-        lay_out(drafts, *shape, vocab_size),
-        acceptance_uniforms(draws).reshape(shape),
-        gumbel_noise(draws, vocab_size).reshape(*shape, vocab_size),
+    width, vocab_size = flight.width, scores.shape[-1]
+    tokens = judge(
+        law(scores, draws).reshape(-1, width, vocab_size),
+        lay_out(drafts, len(draws) // width, width, vocab_size),
+        acceptance_uniforms(draws).reshape(-1, width),
+        gumbel_noise(draws, vocab_size).reshape(-1, width, vocab_size),
     )
+    return tokens.reshape(-1)
 
 
-CHOICES: dict[str, Callable[[Flight, mx.array, Sequence[Draw]], mx.array]] = {
+CHOICES: dict[str, Callable[[Flight, mx.array, Draws], mx.array]] = {
     "match": _by_match,
     "rejection": _by_rejection,
 }
 
 
-def _draws(flight: Flight) -> list[Draw]:
-    draws: list[Draw] = []
+def first_column(plan: StepPlan, slot: Slot) -> int:
+    """Return the column of a row's first sampled position: that of its newest token."""
+    return 0 if plan.kind is StepKind.PREFILL else max(len(slot.tokens) - 1, 0)
+
+
+def _adjustments(flight: Flight, layout: Layout) -> list[Adjustment]:
+    """Return what penalties and biases see at every sampled position of the rows that have any."""
+    found: list[Adjustment] = []
+    if layout.records["is_plain"].all():
+        return found
     for slot, draft in zip(flight.plan.slots, flight.drafts, strict=True):
-        sequence = slot.sequence
-        params = sequence.request.sampling
-        for offset in range(flight.width):
-            history = () if params.is_plain else (*sequence.ids, *draft.ids[:offset])
-            position = sequence.num_emitted + offset
-            draws.append(Draw(params, sequence.seed, position, history, sequence.num_prompt))
-    return draws
+        row, sequence = slot.index - flight.plan.first, slot.sequence
+        if layout.records["is_plain"][row]:
+            continue
+        start = row * flight.width + first_column(flight.plan, slot)
+        found += [
+            Adjustment(
+                start + taken,
+                sequence.request.sampling,
+                (*sequence.ids, *draft.ids[:taken]),
+                sequence.num_prompt,
+            )
+            for taken in range(1 + len(draft.ids))
+        ]
+    return found
 
 
-def _masks(flight: Flight, vocab_size: int) -> np.ndarray | None:
-    """Return the bitmask of all positions, [rows * width, words], None without a grammar."""
-    jobs: list[MaskJob] = []
-    owners: list[int] = []
-    for row, (slot, draft) in enumerate(zip(flight.plan.slots, flight.drafts, strict=True)):
+def _score(flight: Flight, layout: Layout, tokens: mx.array) -> None:
+    """Start the log-probabilities that rows ask for, ahead of any step launched after this."""
+    columns = layout.asking
+    if not len(columns) or flight.logits is None:
+        return
+    rows = columns // flight.width
+    num_top = layout.records["top_logprobs"][rows]
+    places = mx.array(columns)
+    flight.scored = score(flight.logits[places], tokens[places], num_top)
+    flight.scored_rows = tuple(rows.tolist())
+    arrays.launch(tokens, *flight.scored.arrays)
+
+
+def _mask_jobs(flight: Flight) -> dict[int, MaskJob]:
+    """Return the masks to fill, by place in the plan."""
+    jobs: dict[int, MaskJob] = {}
+    for place, (slot, draft) in enumerate(zip(flight.plan.slots, flight.drafts, strict=True)):
         matcher = slot.sequence.matcher
         if matcher is not None and not slot.sequence.is_finished:
-            jobs.append(MaskJob(matcher, row * flight.width, draft.ids))
-            owners.append(row)
-    if not jobs:
-        return None
-    started_s = time.perf_counter()
-    rows = len(flight.plan.slots) * flight.width
-    bitmask = np.full((rows, words(vocab_size)), -1, dtype=np.int32)
-    failed = [index for index, _ in fill_masks(jobs, bitmask)]
-    if failed:
-        _mask_undrafted(flight, [jobs[i] for i in failed], [owners[i] for i in failed], bitmask)
-    flight.mask_s = time.perf_counter() - started_s
-    flight.mask_positions = sum(1 + len(job.draft) for job in jobs)
-    return bitmask
+            row = (slot.index - flight.plan.first) * flight.width
+            jobs[place] = MaskJob(matcher, row + first_column(flight.plan, slot), draft.ids)
+    return jobs
 
 
-def _mask_undrafted(
-    flight: Flight, jobs: list[MaskJob], owners: list[int], bitmask: np.ndarray
-) -> None:
-    """Mask rows again without their drafts: a draft's dead end is not the row's."""
+def _fill(flight: Flight, jobs: dict[int, MaskJob], bitmask: NDArray[np.int32]) -> None:
+    """Fill masks; a row that fails is tried without its drafts, whose dead end is not the row's."""
+    places = list(jobs)
+    failed = [places[index] for index, _ in fill_masks(list(jobs.values()), bitmask)]
+    if not failed:
+        return
     flight.drafts = tuple(
-        draft.unfed() if row in owners else draft for row, draft in enumerate(flight.drafts)
+        draft.unfed() if place in failed else draft for place, draft in enumerate(flight.drafts)
     )
-    for index, error in fill_masks([replace(job, draft=()) for job in jobs], bitmask):
-        flight.plan.slots[owners[index]].sequence.error = error
+    undrafted = [replace(jobs[place], draft=()) for place in failed]
+    for index, error in fill_masks(undrafted, bitmask):
+        flight.plan.slots[failed[index]].sequence.error = error

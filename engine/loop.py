@@ -19,11 +19,18 @@ from engine.backend import shape_block
 from engine.config import EngineConfig
 from engine.draft.source import DraftRequest, DraftSource, Proposal
 from engine.errors import FmError, RequestError, RowError, SettingError
-from engine.flight import Draft, Flight, select
+from engine.flight import Draft, Flight, Selector
 from engine.grammar.compile import GrammarCompiler
 from engine.models.load import LoadedModel
 from engine.plan import Slot, StepKind, StepPlan, step_width
-from engine.request import Completion, FinishReason, Provenance, Request, TokenEvent
+from engine.request import (
+    Completion,
+    FinishReason,
+    Provenance,
+    Request,
+    TokenEvent,
+    TokenLogprobs,
+)
 from engine.routing import route
 from engine.runner import Runner
 from engine.scheduler import Scheduler
@@ -53,6 +60,9 @@ class Engine:
         self.last_step: StepReport | None = None
         self._runner = Runner(model, shape_block())
         self._scheduler = Scheduler(config)
+        self._selector = Selector(
+            model.vocab_size, model.eos_ids, config.max_rows, config.acceptance
+        )
         self._grammars = GrammarCompiler(model.tokenizer.ll, model.vocab_size, model.eos_ids)
         if drafter is None and config.num_draft_tokens:
             raise SettingError(
@@ -80,7 +90,8 @@ class Engine:
 
         Raises:
             RequestError: a value cannot be served, or the prompt fills the model's context;
-                SchemaError when it is the constraint. A budget beyond the context is cut to it.
+                SchemaError when it is the constraint. A budget beyond the context is cut to it,
+                and `min_tokens` with it.
         """
         request_id = request.request_id or f"req-{self._submitted}-{secrets.token_hex(4)}"
         if request_id in self._live or request_id in self._completions:
@@ -88,10 +99,9 @@ class Engine:
                 f"request_id {request_id!r} is live, or its completion not taken; choose another"
             )
         self._check_ids((*request.prompt_ids, *request.sampling.logit_bias))
-        room = self._context_left(request)
-        self._enqueue(
-            replace(request, request_id=request_id, max_tokens=min(request.max_tokens, room))
-        )
+        most = min(request.max_tokens, self._context_left(request))
+        sampling = replace(request.sampling, min_tokens=min(request.sampling.min_tokens, most))
+        self._enqueue(replace(request, request_id=request_id, max_tokens=most, sampling=sampling))
         return request_id
 
     def cancel(self, request_id: str) -> bool:
@@ -115,7 +125,7 @@ class Engine:
         if flight is None:
             return []
         self._flight = None
-        tokens = select(flight, self.config.acceptance)
+        tokens = self._selector.select(flight)
         ahead = self._follow(flight, tokens)
         events = self._land(flight, tokens)
         self._flight = None if ahead is None or ahead.is_over else ahead
@@ -156,7 +166,12 @@ class Engine:
         if self._live:
             raise RequestError("a replay needs an idle engine; run or cancel the live rows first")
         forced = replace(
-            request, max_tokens=len(token_ids), num_draft_tokens=0, request_id="", stop=()
+            request,
+            max_tokens=len(token_ids),
+            num_draft_tokens=0,
+            request_id="",
+            stop=(),
+            sampling=replace(request.sampling, logprobs=False, top_logprobs=0, min_tokens=0),
         )
         self._check_ids((*forced.prompt_ids, *token_ids))
         request_id = f"replay-{self._submitted}"
@@ -281,7 +296,7 @@ class Engine:
         sequence = slot.sequence
         proposal = offered.ids[: slot.draft_budget]
         for index, token in enumerate(proposal):
-            if token in self.model.eos_ids and not sequence.request.ignore_eos:
+            if self._is_end(sequence, token):
                 proposal = proposal[: index + 1]
                 break
         legal = next(
@@ -289,6 +304,9 @@ class Engine:
             len(proposal),
         )
         known = legal
+        num_barred = sequence.request.sampling.min_tokens - sequence.num_emitted
+        if 0 < legal <= num_barred and self._is_end(sequence, proposal[legal - 1]):
+            legal -= 1
         if sequence.matcher is not None and legal:
             legal = sequence.matcher.legal_prefix(proposal[:legal])
         tail = tuple(proposal[legal : min(legal + 1, known)])
@@ -310,7 +328,7 @@ class Engine:
 
     def _land(self, flight: Flight, tokens: mx.array | None) -> list[TokenEvent]:
         """Wait for the step's choices and commit them: the only host wait of a step."""
-        chosen = arrays.read_tokens(tokens) if tokens is not None else None
+        chosen = flight.read(tokens) if tokens is not None else None
         ended_s = time.perf_counter()
         verdicts = self._verify(flight, chosen) if chosen is not None else []
         events: list[TokenEvent] = []
@@ -320,7 +338,10 @@ class Engine:
             slot.sequence.num_cached = slot.start + len(slot.tokens or (0,))
             if verdicts:
                 slot.sequence.target_calls += flight.plan.kind is StepKind.DECODE
-                events += self._commit(slot.sequence, verdicts[row], bool(flight.drafts[row].ids))
+                logprobs = flight.logprobs.get(slot.index - flight.plan.first, ())
+                events += self._commit(
+                    slot.sequence, verdicts[row], bool(flight.drafts[row].ids), logprobs
+                )
         self._report(flight, events, ended_s)
         return events
 
@@ -337,7 +358,13 @@ class Engine:
                 self._drafter.commit(sequence, verdict.num_accepted)
         return verdicts
 
-    def _commit(self, sequence: Sequence, verdict: Verdict, was_drafted: bool) -> list[TokenEvent]:
+    def _commit(
+        self,
+        sequence: Sequence,
+        verdict: Verdict,
+        was_drafted: bool,
+        logprobs: Many[TokenLogprobs],
+    ) -> list[TokenEvent]:
         """Emit what was decided for one row; returns its events."""
         if sequence.error is not None:
             return [self._end(sequence, FinishReason.ERROR)]
@@ -346,14 +373,26 @@ class Engine:
         events: list[TokenEvent] = []
         for index, token in enumerate(verdict.tokens):
             accepted = index < verdict.num_accepted
-            events.append(self._emit(sequence, token, accepted, was_drafted))
+            entry = logprobs[index] if logprobs else None
+            events.append(self._emit(sequence, token, accepted, was_drafted, entry))
             if sequence.is_finished:
                 break
         return events
 
-    def _emit(self, sequence: Sequence, token: int, accepted: bool, corrects: bool) -> TokenEvent:
+    def _is_end(self, sequence: Sequence, token: int) -> bool:
+        """Return whether a token ends a row."""
+        return token in self.model.eos_ids and not sequence.request.ignore_eos
+
+    def _emit(
+        self,
+        sequence: Sequence,
+        token: int,
+        accepted: bool,
+        corrects: bool,
+        logprobs: TokenLogprobs | None,
+    ) -> TokenEvent:
         """Append one token to a row, and end the row when the token does."""
-        if token in self.model.eos_ids and not sequence.request.ignore_eos:
+        if self._is_end(sequence, token):
             return self._end(sequence, FinishReason.STOP)
         provenance = (
             Provenance.ACCEPTED
@@ -371,6 +410,8 @@ class Engine:
         position = sequence.num_emitted
         sequence.ids.append(token)
         sequence.provenance.append(provenance)
+        if logprobs is not None:
+            sequence.logprobs.append(logprobs)
         text = sequence.text.push(token)
         reason = self._reason(sequence)
         if reason is not None:
@@ -379,7 +420,14 @@ class Engine:
         if reason is not None:
             self._finish(sequence, reason)
         return TokenEvent(
-            sequence.request.request_id, token, text, position, provenance, reason, sequence.error
+            sequence.request.request_id,
+            token,
+            text,
+            position,
+            provenance,
+            reason,
+            sequence.error,
+            logprobs,
         )
 
     def _reason(self, sequence: Sequence) -> FinishReason | None:
@@ -411,6 +459,7 @@ class Engine:
         """Set the finish reason, free the row's slot and keep its record."""
         sequence.finish_reason = reason
         self._scheduler.release(sequence)
+        self._selector.leave(sequence)
         request_id = sequence.request.request_id
         del self._live[request_id]
         self._finished += 1

@@ -9,7 +9,7 @@ how close was the call.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -142,6 +142,8 @@ class Oracle:
             assert not problems, problems
             legal = np.unpackbits(bits.view(np.uint8), bitorder="little")[: len(scores)]
             scores = np.where(legal.astype(bool), scores, -np.inf).astype(np.float32)
+        if len(emitted) < request.sampling.min_tokens and not request.ignore_eos:
+            scores = _without(scores, self._model.eos_ids)
         final = _final(scores, request.sampling, request.sampling.seed or 0, len(emitted))
         token = int(np.argmax(final))
         rest = np.delete(final, token).max()
@@ -167,6 +169,13 @@ def _penalised(logits: Scores, request: Request, emitted: Sequence[int]) -> Scor
     for token, bias in params.logit_bias.items():
         scores[token] += np.float32(bias)
     return scores
+
+
+def _without(scores: Scores, ends: Iterable[int]) -> Scores:
+    """Return scores with the end tokens at -inf, unless the grammar allows nothing else."""
+    rest = scores.copy()
+    rest[list(ends)] = -np.inf
+    return rest if np.isfinite(rest).any() else scores
 
 
 def _final(scores: Scores, params: SamplingParams, seed: int, position: int) -> Scores:

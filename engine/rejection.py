@@ -19,8 +19,10 @@ from enum import IntEnum
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
-from engine.sampler import Draw, draw_key, temper
+from engine.row_params import Draws
+from engine.sampler import draw_keys, temper
 
 NO_DRAFT = -1
 """In place of a token id, where nothing was drafted."""
@@ -48,25 +50,25 @@ class Drafted:
     scores: mx.array | None = None
 
 
-def stream_seed(seed: int, stream: Stream) -> int:
-    """Return the seed of one stream of a row; TARGET's is the row's own.
+def stream_seeds(seeds: NDArray[np.uint64], stream: Stream) -> NDArray[np.uint64]:
+    """Return the seeds of one stream of many rows; TARGET's are the rows' own.
 
-    The others are the row's words at positions -2 and -3, where no token is drawn.
+    The others are the rows' words at positions -2 and -3, where no token is drawn.
     """
     if stream is Stream.TARGET:
-        return seed
-    high, low = draw_key(seed, -1 - stream)
-    return high << 32 | low
+        return seeds
+    words = draw_keys(seeds, np.full(len(seeds), -1 - stream)).astype(np.uint64)
+    joined: NDArray[np.uint64] = words[:, 0] << np.uint64(32) | words[:, 1]
+    return joined
 
 
-def acceptance_uniforms(draws: Sequence[Draw]) -> mx.array:
+def acceptance_uniforms(draws: Draws) -> mx.array:
     """Return a number in [0, 1) for each draw, [draws] float32, from the ACCEPT stream."""
-    seeds = {draw.seed: stream_seed(draw.seed, Stream.ACCEPT) for draw in draws}
-    words = [draw_key(seeds[draw.seed], draw.position)[0] >> 8 for draw in draws]
-    return mx.array(np.array(words, dtype=np.float32) * np.float32(2.0**-24))
+    keys = draw_keys(stream_seeds(draws.records["seed"], Stream.ACCEPT), draws.positions)
+    return mx.array((keys[:, 0] >> 8).astype(np.float32) * np.float32(2.0**-24))
 
 
-def law(scores: mx.array, draws: Sequence[Draw]) -> mx.array:
+def law(scores: mx.array, draws: Draws) -> mx.array:
     """Return the law each row draws from, as log-probabilities up to a constant.
 
     Args:
@@ -77,8 +79,8 @@ def law(scores: mx.array, draws: Sequence[Draw]) -> mx.array:
         [rows, vocab] float32, -inf where a token is impossible: a greedy row has one token left.
     """
     tempered = temper(scores, draws)
-    is_greedy = [draw.params.temperature == 0 for draw in draws]
-    if not any(is_greedy):
+    is_greedy = draws.records["is_greedy"]
+    if not is_greedy.any():
         return tempered
     best = mx.argmax(tempered, axis=-1, keepdims=True)
     is_other = mx.arange(scores.shape[-1]) != best

@@ -13,6 +13,9 @@ from engine.errors import RequestError
 MAX_LOGIT_BIAS = 1e30
 """Largest bias either way: float32 holds it, and its sum with a score over any temperature."""
 
+MAX_TOP_LOGPROBS = 20
+"""Most alternatives reported for a token."""
+
 MIN_DIVISOR = 1e-6
 """Sampled scores are divided by this at least; colder than that is greedy but for exact ties."""
 
@@ -75,6 +78,12 @@ class SamplingParams:
 
     The order is fixed: penalties and logit bias -> grammar mask -> temperature -> top-k,
     top-p, min-p -> draw. The draw at emitted position n depends on (seed, n) alone.
+
+    Log-probabilities are the log-softmax of the target's raw logits, in float32: before penalties,
+    bias, mask and temperature. They say what the model thinks, not what the sampler was allowed.
+
+    `min_tokens` bars end tokens, not stop texts, and nothing where end tokens end nothing
+    (`Request.ignore_eos`). A grammar that leaves nothing but the end has its way before that.
     """
 
     temperature: float = setting(0.0, "0 takes the most likely token", low=0, high=100)
@@ -90,9 +99,18 @@ class SamplingParams:
         default_factory=dict, metadata={"help": "token id -> value added to its score"}
     )
     seed: int | None = setting(None, "None draws one at random", low=0, high=2**64 - 1)
+    logprobs: bool = setting(False, "report the log-probability of every emitted token")
+    top_logprobs: int = setting(
+        0, "likeliest tokens reported beside each", low=0, high=MAX_TOP_LOGPROBS
+    )
+    min_tokens: int = setting(0, "tokens emitted before an end token is legal", low=0, high=2**31)
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError(
+                f"top_logprobs is {self.top_logprobs} and logprobs is off; set logprobs too"
+            )
         for token, bias in self.logit_bias.items():
             if token < 0 or not abs(bias) <= MAX_LOGIT_BIAS:
                 raise RequestError(
@@ -150,6 +168,26 @@ class Request:
             raise RequestError("stop holds an empty string; remove it")
         if self.constraint is not None and self.ignore_eos:
             raise RequestError("ignore_eos and a constraint exclude each other; drop one")
+        if self.sampling.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens is {self.sampling.min_tokens} and max_tokens {self.max_tokens}; "
+                "min_tokens can be as large, not larger"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely the target found a token, and which ones it found likeliest.
+
+    Args:
+        logprob: natural logarithm; see SamplingParams for what it is taken of.
+        top: (token id, logprob) of the `top_logprobs` likeliest tokens, likeliest first, lower ids
+            first among equals; `token_id` is in it only when it is one of them.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +200,7 @@ class TokenEvent:
         position: 0-based index among the row's emitted tokens.
         finish_reason: set on the last event of a row, and only there.
         error: one line, set when finish_reason is ERROR.
+        logprobs: set on every token of a row that asks for them.
     """
 
     request_id: str
@@ -171,6 +210,7 @@ class TokenEvent:
     provenance: Provenance = Provenance.SAMPLED
     finish_reason: FinishReason | None = None
     error: str | None = None
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +219,7 @@ class Completion:
 
     Args:
         token_ids: emitted ids, end token excluded.
+        logprobs: one entry for each of `token_ids`; empty unless the row asked.
         lane: "serial" or "batch", the lane taken; `lane_reason` says why.
         target_calls: decode forwards of the target this row took part in (prefill excluded).
         drafted_by_position, accepted_by_position: counts per draft position, 0 = first draft.
@@ -193,6 +234,7 @@ class Completion:
     finish_reason: FinishReason
     error: str | None = None
     provenance: tuple[Provenance, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
     lane: str = "serial"
     lane_reason: str = ""
     seed: int = 0

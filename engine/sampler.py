@@ -18,26 +18,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.request import SamplingParams
+from engine.row_params import Draws
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _UINT64 = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """What one row of logits needs to become a token.
+class Adjustment:
+    """A row of logits that penalties or a bias change.
 
     Args:
-        position: index the token will have among the row's emitted tokens.
-        history: ids before it (prompt and emitted) where `params` looks at them, else empty.
+        row: index of the row.
+        history: ids before it, prompt and emitted.
         num_prompt: how many of `history` are prompt.
     """
 
+    row: int
     params: SamplingParams
-    seed: int
-    position: int
-    history: Sequence[int] = ()
-    num_prompt: int = 0
+    history: Sequence[int]
+    num_prompt: int
 
 
 def draw_key(seed: int, position: int) -> tuple[int, int]:
@@ -53,46 +53,52 @@ def draw_key(seed: int, position: int) -> tuple[int, int]:
     return word >> 32, word & 0xFFFFFFFF
 
 
-def gumbel_noise(draws: Sequence[Draw], vocab_size: int) -> mx.array:
+def draw_keys(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """Return `draw_key` of many draws at once, [draws, 2]; uint64 arrays wrap as it does."""
+    word = seeds + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    word ^= word >> np.uint64(31)
+    return np.stack([word >> np.uint64(32), word & np.uint64(0xFFFFFFFF)], axis=1).astype(np.uint32)
+
+
+def gumbel_noise(draws: Draws, vocab_size: int) -> mx.array:
     """Return the noise of each draw, [draws, vocab] float32."""
-    words = np.array([draw_key(draw.seed, draw.position) for draw in draws], dtype=np.uint32)
-    noise: mx.array = mx.vmap(lambda key: mx.random.gumbel((vocab_size,), key=key))(mx.array(words))
+    keys = mx.array(draw_keys(draws.records["seed"], draws.positions))
+    noise: mx.array = mx.vmap(lambda key: mx.random.gumbel((vocab_size,), key=key))(keys)
     return noise
 
 
-def adjust(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
+def adjust(logits: mx.array, adjustments: Sequence[Adjustment]) -> mx.array:
     """Apply penalties and logit bias, the first stage.
 
     Args:
         logits: [rows, vocab].
-        draws: one per row.
+        adjustments: those rows that ask for any, each at most once.
 
     Returns:
-        Scores, [rows, vocab] float32; `logits` itself when no row asks for any.
+        Scores, [rows, vocab] float32; `logits` itself when there is nothing to adjust.
     """
-    touched = [(row, draw) for row, draw in enumerate(draws) if not draw.params.is_plain]
-    if not touched:
+    parts = [(item.row, *_changes(item, logits.shape[-1])) for item in adjustments]
+    if not any(len(ids) for _, ids, _, _ in parts):
         return logits
-    logits = logits.astype(mx.float32)
-    scores = mx.array(logits)
-    for row, draw in touched:
-        ids, factor, shift = _adjustments(draw, logits.shape[-1])
-        if not len(ids):
-            continue
-        index, divisor = mx.array(ids), mx.array(factor)
-        held = logits[row][index]
-        held = mx.where(held > 0, held / divisor, held * divisor)
-        scores[row, index] = held + mx.array(shift)
+    rows = mx.array(np.concatenate([np.full(len(ids), row) for row, ids, _, _ in parts]))
+    ids, divisor, shift = (
+        mx.array(np.concatenate([part[field] for part in parts])) for field in (1, 2, 3)
+    )
+    scores = mx.array(logits.astype(mx.float32))
+    held = scores[rows, ids]
+    scores[rows, ids] = mx.where(held > 0, held / divisor, held * divisor) + shift
     return scores
 
 
-def _adjustments(
-    draw: Draw, vocab_size: int
+def _changes(
+    item: Adjustment, vocab_size: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
     """Return ids with the factor that divides and the shift that is added to each one's score."""
-    params = draw.params
-    seen = set(draw.history) if params.repetition_penalty != 1.0 else set()
-    emitted = Counter(draw.history[draw.num_prompt :])
+    params = item.params
+    seen = set(item.history) if params.repetition_penalty != 1.0 else set()
+    emitted = Counter(item.history[item.num_prompt :])
     ids = sorted({*seen, *emitted, *params.logit_bias})
     ids = [token for token in ids if token < vocab_size]
     factor = [params.repetition_penalty if token in seen else 1.0 for token in ids]
@@ -109,62 +115,103 @@ def _adjustments(
     )
 
 
-def choose(scores: mx.array, draws: Sequence[Draw]) -> mx.array:
+def choose(scores: mx.array, draws: Draws) -> mx.array:
     """Return the token of each row, the last stages: temperature, truncation, draw.
+
+    Only sampled rows are scaled and given noise; a greedy row takes its largest score.
 
     Args:
         scores: adjusted and masked logits, [rows, vocab].
-        draws: one per row; temperature 0 takes the largest score.
+        draws: one per row.
 
     Returns:
         Token ids, [rows] int32.
     """
-    sampled = [row for row, draw in enumerate(draws) if draw.params.temperature > 0]
-    if not sampled:
-        return mx.argmax(scores, axis=-1).astype(mx.int32)
-    return mx.argmax(final_scores(scores, draws), axis=-1).astype(mx.int32)
+    sampled = draws.sampled
+    if len(sampled) == len(draws):
+        return _likeliest(final_scores(scores, draws))
+    tokens = _likeliest(scores)
+    if len(sampled):
+        rows = mx.array(sampled)
+        tokens[rows] = _likeliest(final_scores(scores[rows], draws.take(sampled)))
+    return tokens
 
 
-def final_scores(scores: mx.array, draws: Sequence[Draw]) -> mx.array:
-    """Return what the token is the argmax of, [rows, vocab] float32.
+def _likeliest(scores: mx.array) -> mx.array:
+    return mx.argmax(scores, axis=-1).astype(mx.int32)
 
-    Greedy rows keep their scores; sampled rows are scaled, truncated and carry their noise.
+
+def final_scores(scores: mx.array, draws: Draws) -> mx.array:
+    """Return what the token of a sampled row is the argmax of, [rows, vocab] float32.
+
+    Args:
+        scores: adjusted and masked logits, [rows, vocab].
+        draws: one per row, none of them greedy.
     """
-    scores = scores.astype(mx.float32)
-    is_greedy = mx.array([draw.params.temperature == 0 for draw in draws])[:, None]
-    noisy = temper(scores, draws) + gumbel_noise(draws, scores.shape[-1])
-    return mx.where(is_greedy, scores, noisy)
+    return temper(scores, draws) + gumbel_noise(draws, scores.shape[-1])
 
 
-def temper(scores: mx.array, draws: Sequence[Draw]) -> mx.array:
+def temper(scores: mx.array, draws: Draws) -> mx.array:
     """Apply temperature and truncation: the log-probabilities, up to a constant, of a draw.
 
     Args:
         scores: adjusted and masked logits, [rows, vocab].
-        draws: one per row; temperature 0 scales nothing.
+        draws: one per row; a greedy one scales nothing.
 
     Returns:
         [rows, vocab] float32, -inf where a token is excluded.
     """
-    divisor = np.array([draw.params.divisor for draw in draws], dtype=np.float32)
-    return _truncate(scores.astype(mx.float32) / mx.array(divisor)[:, None], draws)
+    divisor = mx.array(np.ascontiguousarray(draws.records["divisor"]))[:, None]
+    return truncate(scores.astype(mx.float32) / divisor, draws)
 
 
-def _truncate(scores: mx.array, draws: Sequence[Draw]) -> mx.array:
-    """Drop what top-k, top-p and min-p exclude, each on what the one before kept."""
-    params = [draw.params for draw in draws]
-    if all(p.top_k == 0 and p.top_p == 1 and p.min_p == 0 for p in params):
+def truncate(scores: mx.array, draws: Draws) -> mx.array:
+    """Put -inf where top-k, top-p and min-p exclude a token, each on what the one before kept.
+
+    Args:
+        scores: scaled by the temperature, [rows, vocab] float32.
+        draws: one per row.
+    """
+    cut = draws.truncated
+    if not len(cut):
         return scores
-    vocab_size = scores.shape[-1]
-    top_k = np.array([p.top_k or vocab_size for p in params], dtype=np.int64)
-    top_p = np.array([p.top_p for p in params], dtype=np.float32)
-    min_p = np.array([p.min_p for p in params], dtype=np.float32)
+    if len(cut) == len(draws):
+        return _truncated(scores, draws)
+    rows, result = mx.array(cut), mx.array(scores)
+    result[rows] = _truncated(scores[rows], draws.take(cut))
+    return result
+
+
+def _truncated(scores: mx.array, draws: Draws) -> mx.array:
+    """Keep a prefix of each row's tokens, ordered by score and then by id."""
     ordered = -mx.sort(-scores, axis=-1)
-    kept = mx.arange(vocab_size)[None] < mx.array(np.minimum(top_k, vocab_size))[:, None]
-    probs = mx.softmax(mx.where(kept, ordered, -mx.inf), axis=-1)
+    count = _num_kept(ordered, draws)
+    lowest = mx.take_along_axis(ordered, count - 1, axis=-1)
+    above, tied = scores > lowest, scores == lowest
+    spare = count - mx.sum(above, axis=-1, keepdims=True)
+    kept = above | (tied & (mx.cumsum(tied.astype(mx.int32), axis=-1) <= spare))
+    return mx.where(kept, scores, -mx.inf)
+
+
+def _num_kept(ordered: mx.array, draws: Draws) -> mx.array:
+    """Return how many of the largest scores stay, [rows, 1].
+
+    Args:
+        ordered: scores in falling order, [rows, vocab].
+    """
+    vocab_size = ordered.shape[-1]
+    held = draws.records
+    limit = np.where(held["top_k"] > 0, np.minimum(held["top_k"], vocab_size), vocab_size)
+    top_k = mx.array(limit.astype(np.int32))[:, None]
+    top_p, min_p = (
+        mx.array(np.ascontiguousarray(held[key]))[:, None] for key in ("top_p", "min_p")
+    )
+    within_k = mx.arange(vocab_size)[None] < top_k
+    probs = mx.softmax(mx.where(within_k, ordered, -mx.inf), axis=-1)
     before = mx.cumsum(probs, axis=-1) - probs
-    kept = kept & ((before < mx.array(top_p)[:, None]) | mx.array(top_p >= 1)[:, None])
-    kept = kept & (probs >= mx.array(min_p)[:, None] * probs[:, :1])
-    kept = kept | (mx.arange(vocab_size)[None] == 0)
-    lowest = mx.min(mx.where(kept, ordered, mx.inf), axis=-1, keepdims=True)
-    return mx.where(scores >= lowest, scores, -mx.inf)
+    within_p = within_k & ((before < top_p) | (top_p >= 1))
+    within_m = within_k & (probs >= min_p * probs[:, :1])
+    fewest = mx.minimum(
+        mx.sum(within_p, axis=-1, keepdims=True), mx.sum(within_m, axis=-1, keepdims=True)
+    )
+    return mx.maximum(fewest, 1)

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.request import Completion, FinishReason, Provenance, Request
+from engine.request import Completion, FinishReason, Provenance, Request, TokenLogprobs
 from engine.routing import Route
 
 
@@ -103,6 +103,7 @@ class Sequence:
     drafts: DraftCounts = field(default_factory=DraftCounts)
     pieces: list[str] = field(default_factory=list)
     provenance: list[Provenance] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     target_calls: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None
@@ -161,6 +162,7 @@ class Sequence:
             finish_reason=self.finish_reason,
             error=self.error,
             provenance=tuple(self.provenance),
+            logprobs=tuple(self.logprobs),
             lane=self.route.lane,
             lane_reason=self.route.reason,
             seed=self.seed,

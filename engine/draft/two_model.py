@@ -1,10 +1,11 @@
 """Draft with a smaller model of the same vocabulary.
 
 The drafter keeps its own slots. A proposal feeds it what it has not seen, then chains its own
-choices on the device and reads them once. Under `match` it draws with the row's own parameters and
-noise, so a drafter equal to its target agrees with it at any temperature; under `rejection` its
-noise is its own, and the law of each draft stays on the device. Penalties see the row's tokens and
-not the drafts before them, which the host has not read.
+choices on the device and reads them once. It draws with the row's own parameters, and
+keeps off end tokens as long as the row must. Under `match` it shares the row's noise, so a drafter
+equal to its target agrees with it at any temperature; under `rejection` its noise is its own, and
+the law of each draft stays on the device. Penalties see the row's tokens and not the drafts before
+them, which the host has not read.
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 from engine import arrays
 from engine.backend import shape_block
 from engine.draft.source import DraftRequest, Proposal
+from engine.grammar.mask import apply_mask, bar_tokens, bits_of
 from engine.models.load import LoadedModel, check_same_vocabulary
 from engine.plan import step_width
-from engine.rejection import Stream, law, stream_seed
+from engine.rejection import Stream, law, stream_seeds
+from engine.row_params import Draws, RowParams
 from engine.rows import RowTable
 from engine.runner import Runner
-from engine.sampler import Draw, adjust, choose, gumbel_noise
+from engine.sampler import Adjustment, adjust, choose, gumbel_noise
 from engine.sequence import Sequence
 
 
@@ -54,20 +59,22 @@ class Drawn:
     scores: mx.array | None = None
 
 
-def _as_the_target(scores: mx.array, draws: Rows[Draw]) -> Drawn:
+def _as_the_target(scores: mx.array, draws: Draws) -> Drawn:
     """Draw with the target's own noise."""
     return Drawn(choose(scores, draws))
 
 
-def _independently(scores: mx.array, draws: Rows[Draw]) -> Drawn:
+def _independently(scores: mx.array, draws: Draws) -> Drawn:
     """Draw with noise that the target does not see, and keep the law."""
-    own = [replace(draw, seed=stream_seed(draw.seed, Stream.DRAFT)) for draw in draws]
+    records = draws.records.copy()
+    records["seed"] = stream_seeds(records["seed"], Stream.DRAFT)
+    own = replace(draws, records=records)
     scores = law(scores, own)
     noisy = scores + gumbel_noise(own, scores.shape[-1])
     return Drawn(mx.argmax(noisy, axis=-1).astype(mx.int32), scores)
 
 
-DRAWING: dict[str, Callable[[mx.array, Rows[Draw]], Drawn]] = {
+DRAWING: dict[str, Callable[[mx.array, Draws], Drawn]] = {
     "match": _as_the_target,
     "rejection": _independently,
 }
@@ -90,11 +97,14 @@ class TwoModelDrafter:
         self._runner = Runner(model, shape_block())
         self._table: RowTable[DraftRow] = RowTable()
         self._by_sequence: dict[int, DraftRow] = {}
+        self._params = RowParams()
+        self._end_bits = bits_of((), model.vocab_size)
 
     def open(self, target: LoadedModel) -> None:
         """Check that both models speak the same tokens; raises ModelError."""
         check_same_vocabulary(target, self._model)
         self._vocab_size = target.vocab_size
+        self._end_bits = bits_of(target.eos_ids, target.vocab_size)
 
     def propose(self, requests: Rows[DraftRequest]) -> list[Proposal]:
         """Return exactly `budget` ids for each row; waits for the device once."""
@@ -119,6 +129,7 @@ class TwoModelDrafter:
         row = self._by_sequence.pop(id(sequence), None)
         if row is None:
             return
+        self._params.leave(sequence)
         move = self._table.leave(row)
         if move is not None:
             self._runner.cache.move(*move)
@@ -146,6 +157,7 @@ class TwoModelDrafter:
         and what they write is forgotten by not being counted.
         """
         rows = list(self._table)
+        self._params.seat((index, row.sequence) for index, row in enumerate(rows))
         unseen = [row.sequence.ids[row.num_cached :][:2] for row in rows]
         width = step_width(max(len(tokens) for tokens in unseen))
         logits = self._runner.forward(
@@ -163,17 +175,26 @@ class TwoModelDrafter:
         return drawn
 
     def _choose(self, scores: mx.array, rows: list[DraftRow], offset: int) -> Drawn:
-        draws = [
-            Draw(
-                row.sequence.request.sampling,
-                row.sequence.seed,
-                row.sequence.num_emitted + offset,
-                row.sequence.ids,
-                row.sequence.num_prompt,
-            )
-            for row in rows
-        ]
-        return self._draw(adjust(_fit(scores, self._vocab_size), draws), draws)
+        """Return the choice of every row after `offset` drafts."""
+        scores = _fit(scores, self._vocab_size)
+        records = self._params.records(0, len(rows))
+        positions = np.array([row.sequence.num_emitted + offset for row in rows])
+        touched = np.flatnonzero(~records["is_plain"]).tolist()
+        scores = adjust(scores, [_adjustment(index, rows[index].sequence) for index in touched])
+        scores = self._bar_ends(scores, np.flatnonzero(positions < records["min_tokens"]))
+        return self._draw(scores, Draws(records, positions))
+
+    def _bar_ends(self, scores: mx.array, barred: NDArray[np.int64]) -> mx.array:
+        if not len(barred):
+            return scores
+        bitmask = np.full((scores.shape[0], len(self._end_bits)), -1, dtype=np.int32)
+        bar_tokens(bitmask, barred, self._end_bits)
+        return apply_mask(scores, mx.array(bitmask))
+
+
+def _adjustment(index: int, sequence: Sequence) -> Adjustment:
+    params = sequence.request.sampling
+    return Adjustment(index, params, sequence.ids, sequence.num_prompt)
 
 
 def _proposal(slot: int, budget: int, chosen: list[list[int]], laws: list[mx.array]) -> Proposal:

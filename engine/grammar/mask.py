@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.grammar.state import Bitmask
 from engine.grammar.vocabulary import words
 
-__all__ = ["MaskJob", "apply_mask", "fill_masks", "words"]
+__all__ = ["MaskJob", "apply_mask", "bar_tokens", "bits_of", "fill_masks", "words"]
 
 BITS = np.left_shift(np.uint32(1), np.arange(32, dtype=np.uint32)).view(np.int32)
 """The 32 bits of a mask's word, lowest token id first."""
@@ -60,6 +61,27 @@ def fill_masks(jobs: Sequence[MaskJob], bitmask: Bitmask) -> list[tuple[int, str
         if error is not None:
             failures.append((index, error))
     return failures
+
+
+def bits_of(token_ids: Iterable[int], vocab_size: int) -> NDArray[np.int32]:
+    """Return one mask in which `token_ids` are legal and nothing else is, [words]."""
+    row = np.zeros(words(vocab_size), dtype=np.uint32)
+    for token in token_ids:
+        row[token // 32] |= np.uint32(1 << token % 32)
+    return row.view(np.int32)
+
+
+def bar_tokens(bitmask: Bitmask, rows: NDArray[np.int64], bits: NDArray[np.int32]) -> None:
+    """Make tokens illegal in some masks, but leave a mask alone that allows nothing else.
+
+    Args:
+        bitmask: [rows, words], int32, changed in place.
+        rows: which of its masks.
+        bits: the tokens (`bits_of`), [words].
+    """
+    rest = bitmask[rows] & ~bits
+    has_other = rest.any(axis=1)
+    bitmask[rows[has_other]] = rest[has_other]
 
 
 def apply_mask(logits: mx.array, bitmask: mx.array) -> mx.array:

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Rows
 from dataclasses import replace
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from engine import arrays
@@ -89,14 +90,14 @@ def test_a_step_whose_wait_fails_is_taken_again(
     lane: str, wait: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     oracle = Oracle(tiny_model())
-    read, waits = arrays.read_tokens, iter(range(1, 1000))
+    read, waits = arrays.read, iter(range(1, 1000))
 
-    def read_or_fail(tokens: mx.array) -> list[list[int]]:
+    def read_or_fail(*wanted: mx.array) -> list[np.ndarray]:
         if next(waits) == wait:
             raise RuntimeError("out of memory")
-        return read(tokens)
+        return read(*wanted)
 
-    monkeypatch.setattr(arrays, "read_tokens", read_or_fail)
+    monkeypatch.setattr(arrays, "read", read_or_fail)
     engine = Engine(tiny_model(), LANES[lane], build_drafter(LANES[lane]))
     completions, failures = run_through_failures(engine, two_rows())
     assert failures == 1

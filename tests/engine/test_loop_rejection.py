@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import product
+from itertools import pairwise, product
 
 import mlx.core as mx
 import numpy as np
@@ -20,7 +20,7 @@ from engine.draft.two_model import TwoModelDrafter
 from engine.flight import Draft
 from engine.loop import Engine
 from engine.models.load import LoadedModel
-from engine.rejection import Stream, stream_seed
+from engine.rejection import Stream, stream_seeds
 from engine.request import Constraint, ConstraintKind, FinishReason, Request, SamplingParams
 from engine.sampler import draw_key
 from engine.sequence import Sequence
@@ -63,7 +63,8 @@ def table_drafter(scores: np.ndarray, count: int = 3) -> ScriptedDrafter:
     """Drafts `count` tokens from the law of a table with noise of its own, and tells the law."""
 
     def propose(row: Sequence) -> Proposal:
-        seed, ids = stream_seed(row.seed, Stream.DRAFT), [row.ids[-1]]
+        (seed,) = stream_seeds(np.array([row.seed], dtype=np.uint64), Stream.DRAFT).tolist()
+        ids = [row.ids[-1]]
         for offset in range(count):
             high, low = draw_key(seed, row.num_emitted + offset)
             uniform = ((high << 32 | low) >> 11) * 2.0**-53
@@ -236,6 +237,29 @@ def test_penalties_count_the_drafts_before_a_position() -> None:
 
     settings = {"sampling": {"presence_penalty": 1.5, "frequency_penalty": 1.0}}
     assert short_p_value(table_drafter(ENDING_FAR), 1_000, law_of, **settings) > 1e-4
+
+
+def test_drafted_end_tokens_are_judged_where_min_tokens_bars_them() -> None:
+    def law_of(row: tuple[int, ...]) -> np.ndarray:
+        scores = ENDING[row[-1] if row else START].copy()
+        if len(row) < 2:
+            scores[list(tiny_model().eos_ids)] = -np.inf
+        return softmax(scores)
+
+    settings = {"sampling": {"min_tokens": 2}}
+    assert short_p_value(table_drafter(ENDING_FAR), 1_000, law_of, **settings) > 1e-4
+
+
+def test_every_emitted_token_has_its_log_probability() -> None:
+    engine = Engine(table_model(TARGET), BATCH, table_drafter(FAR))
+    sampling = SamplingParams(temperature=1, seed=1, logprobs=True)
+    completion = engine.generate([Request(prompt_ids=(START,), max_tokens=40, sampling=sampling)])[
+        0
+    ]
+    path = [START, *completion.token_ids]
+    expected = [np.log(softmax(TARGET[a])[b]) for a, b in pairwise(path)]
+    found = [entry.logprob for entry in completion.logprobs]
+    np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 def test_a_draft_that_leads_into_a_dead_end_is_as_likely_as_without_drafts() -> None:

@@ -21,10 +21,11 @@ from engine.rejection import (
     judge,
     law,
     lay_out,
-    stream_seed,
+    stream_seeds,
 )
-from engine.request import SamplingParams
-from engine.sampler import Draw, choose, draw_key, gumbel_noise
+from engine.request import Request, SamplingParams
+from engine.row_params import RECORD, Draws, record_of
+from engine.sampler import choose, draw_keys, gumbel_noise
 
 VOCAB = 6
 START = VOCAB
@@ -58,13 +59,21 @@ def target_law(temperature: float, masked: bool) -> np.ndarray:
     return np.where(LEGAL, scores, -np.inf).astype(np.float32) if masked else scores
 
 
+def draws_of(seeds: np.ndarray, position: int = 0, temperature: float = 1.0) -> Draws:
+    """One draw of every seed."""
+    request = Request(prompt_ids=(0,), sampling=SamplingParams(temperature=temperature))
+    records = np.full(len(seeds), np.array(record_of(request, 0), dtype=RECORD))
+    records["seed"] = seeds
+    return Draws(records, np.full(len(seeds), position))
+
+
 @cache
 def noise(stream: Stream, position: int) -> mx.array:
     """Gumbel noise of DRAWS rows, or their uniforms for ACCEPT."""
+    seeds = np.arange(DRAWS, dtype=np.uint64)
     if stream is Stream.ACCEPT:
-        return acceptance_uniforms([Draw(SamplingParams(), row, position) for row in range(DRAWS)])
-    seeds = [stream_seed(row, stream) for row in range(DRAWS)]
-    return gumbel_noise([Draw(SamplingParams(), seed, position) for seed in seeds], VOCAB)
+        return acceptance_uniforms(draws_of(seeds, position))
+    return gumbel_noise(draws_of(stream_seeds(seeds, stream), position), VOCAB)
 
 
 def draft(q: np.ndarray, last: mx.array, position: int) -> mx.array:
@@ -172,7 +181,7 @@ def test_noise_shared_by_drafter_and_target_fails_the_same_test(
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_positions_without_a_draft_are_drawn_as_in_plain_decoding(temperature: float) -> None:
     scores = mx.array(TARGET)
-    draws = [Draw(SamplingParams(temperature=temperature), 5, row) for row in range(len(TARGET))]
+    draws = draws_of(np.arange(len(TARGET)), temperature=temperature)
     target, dice = law(scores, draws)[:, None], gumbel_noise(draws, VOCAB)[:, None]
     nothing = Drafted(mx.full((len(draws), 1), NO_DRAFT))
     tokens = judge(target, nothing, acceptance_uniforms(draws)[:, None], dice)
@@ -182,7 +191,7 @@ def test_positions_without_a_draft_are_drawn_as_in_plain_decoding(temperature: f
 @pytest.mark.parametrize("token", range(VOCAB))
 @pytest.mark.parametrize("drafter", ["one-hot right", "close", "far", "uniform"])
 def test_a_greedy_row_takes_the_best_token_whatever_was_drafted(drafter: str, token: int) -> None:
-    draws = [Draw(SamplingParams(), seed, 0) for seed in range(200)]
+    draws = draws_of(np.arange(200), temperature=0)
     wide = mx.broadcast_to(mx.array(TARGET[START]), (len(draws), VOCAB))
     q = mx.broadcast_to(mx.array(DRAFTERS[drafter](TARGET)[START]), (len(draws), 1, VOCAB))
     drafted = Drafted(mx.full((len(draws), 1), token), q)
@@ -210,7 +219,7 @@ def test_no_law_however_odd_lets_an_impossible_token_through(
     p: list[float], q: list[float], token: int, uniform: float, seed: int
 ) -> None:
     """Also drafts that their own law excludes, vanishing probabilities, and p equal to q."""
-    dice = gumbel_noise([Draw(SamplingParams(), seed, 0)], VOCAB)[None]
+    dice = gumbel_noise(draws_of(np.array([seed])), VOCAB)[None]
     for scores in (q, p, None):
         laws = None if scores is None else mx.array([[scores]])
         drafted = Drafted(mx.array([[token]]), laws)
@@ -230,14 +239,16 @@ def test_drafts_are_laid_out_where_they_belong_and_certain_ones_get_one_hot_laws
 
 
 def test_streams_of_a_row_and_rows_of_a_stream_share_no_key() -> None:
+    seeds, positions = np.arange(20, dtype=np.uint64), np.arange(500)
     keys = {
-        draw_key(stream_seed(seed, stream), position)
-        for seed in range(20)
+        tuple(key)
         for stream in Stream
-        for position in range(500)
+        for key in draw_keys(
+            np.repeat(stream_seeds(seeds, stream), len(positions)), np.tile(positions, len(seeds))
+        ).tolist()
     }
     assert len(keys) == 20 * len(Stream) * 500
-    assert stream_seed(11, Stream.TARGET) == 11
+    assert stream_seeds(seeds, Stream.TARGET).tolist() == seeds.tolist()
 
 
 def test_uniforms_are_even_and_stay_below_one() -> None:

@@ -9,11 +9,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from engine import sampler
 from engine.oracle import _final, _penalised
 from engine.request import Request, SamplingParams
-from engine.sampler import Draw, adjust, choose, draw_key, final_scores
+from engine.row_params import RECORD, Draws, record_of
+from engine.sampler import Adjustment, adjust, choose, draw_key, draw_keys, final_scores, truncate
 
 VOCAB = 12
+
+
+def draws_of(rows: list[tuple[SamplingParams, int, int]]) -> Draws:
+    """The draws of rows given as (parameters, seed, position)."""
+    requests = [Request(prompt_ids=(0,), sampling=params) for params, _, _ in rows]
+    records = [
+        record_of(request, seed) for request, (_, seed, _) in zip(requests, rows, strict=True)
+    ]
+    positions = np.array([position for _, _, position in rows], dtype=np.int64)
+    return Draws(np.array(records, dtype=RECORD), positions)
 
 
 def logits_of(seed: int, rows: int = 1) -> mx.array:
@@ -24,7 +36,7 @@ def logits_of(seed: int, rows: int = 1) -> mx.array:
 def counts_of(logits: mx.array, params: SamplingParams, draws: int) -> np.ndarray:
     """How often each token is drawn from one row of logits over many positions."""
     wide = mx.broadcast_to(logits, (draws, VOCAB))
-    tokens = choose(wide, [Draw(params, seed=11, position=index) for index in range(draws)])
+    tokens = choose(wide, draws_of([(params, 11, index) for index in range(draws)]))
     return np.bincount(np.array(tokens), minlength=VOCAB)
 
 
@@ -79,15 +91,39 @@ def test_the_coldest_temperatures_take_the_likeliest_token(temperature: float) -
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32], ids=str)
 def test_a_bias_keeps_its_size_in_every_dtype(dtype: mx.Dtype) -> None:
     logits = mx.array([[20.0, 20.0, 0.0]], dtype=dtype)
-    finest = Draw(SamplingParams(logit_bias={1: 0.001}), seed=0, position=0)
-    assert choose(adjust(logits, [finest]), [finest]).item() == 1
+    finest = SamplingParams(logit_bias={1: 0.001})
+    scores = adjust(logits, [Adjustment(0, finest, (), 0)])
+    assert choose(scores, draws_of([(finest, 0, 0)])).item() == 1
     banned = SamplingParams(temperature=1, top_p=0.5, logit_bias=dict.fromkeys(range(3), -1e30))
-    assert mx.isfinite(adjust(logits, [Draw(banned, seed=0, position=0)])).all()
+    assert mx.isfinite(adjust(logits, [Adjustment(0, banned, (), 0)])).all()
 
 
 def test_keys_of_a_row_never_repeat_and_seeds_differ() -> None:
     keys = {draw_key(seed, position) for seed in range(20) for position in range(500)}
     assert len(keys) == 20 * 500
+
+
+@given(
+    draws=st.lists(
+        st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**31)), min_size=1, max_size=20
+    )
+)
+def test_keys_made_together_are_those_of_the_formula(draws: list[tuple[int, int]]) -> None:
+    seeds = np.array([seed for seed, _ in draws], dtype=np.uint64)
+    positions = np.array([position for _, position in draws], dtype=np.int64)
+    together = [tuple(words) for words in draw_keys(seeds, positions).tolist()]
+    assert together == [draw_key(seed, position) for seed, position in draws]
+
+
+@pytest.mark.parametrize(
+    ("seed", "position", "token"),
+    [(0, 0, 903), (0, 1, 512), (42, 7, 144), (2**63, 3, 124), (2**64 - 1, 2**31, 593)],
+    ids=str,
+)
+def test_a_seed_keeps_its_tokens_over_versions(seed: int, position: int, token: int) -> None:
+    flat = mx.zeros((1, 1000))
+    params = SamplingParams(temperature=1)
+    assert choose(flat, draws_of([(params, seed, position)])).item() == token
 
 
 sampling = st.builds(
@@ -117,16 +153,23 @@ def test_rows_of_a_mixed_batch_choose_what_each_would_choose_alone(
     rows: list[tuple[SamplingParams, int, list[int], list[int]]], seed: int
 ) -> None:
     logits = logits_of(seed, len(rows))
-    draws = [
-        Draw(params, row_seed, len(emitted), (*prompt, *emitted), len(prompt))
-        for params, row_seed, prompt, emitted in rows
-    ]
-    together = choose(adjust(logits, draws), draws).tolist()
-    alone = [
-        choose(adjust(logits[row : row + 1], [draw]), [draw]).item()
-        for row, draw in enumerate(draws)
-    ]
+    together = choose_for(logits, rows)
+    alone = [choose_for(logits[row : row + 1], [rows[row]])[0] for row in range(len(rows))]
     assert together == alone
+
+
+def choose_for(
+    logits: mx.array, rows: list[tuple[SamplingParams, int, list[int], list[int]]]
+) -> list[int]:
+    """The tokens of rows given as (parameters, seed, prompt, emitted)."""
+    adjustments = [
+        Adjustment(row, params, (*prompt, *emitted), len(prompt))
+        for row, (params, _, prompt, emitted) in enumerate(rows)
+        if not params.is_plain
+    ]
+    draws = draws_of([(params, seed, len(emitted)) for params, seed, _, emitted in rows])
+    chosen: list[int] = choose(adjust(logits, adjustments), draws).tolist()
+    return chosen
 
 
 @settings(max_examples=150, deadline=None)
@@ -135,11 +178,61 @@ def test_the_sampler_agrees_with_the_oracles_own_arithmetic(
     params: SamplingParams, prompt: list[int], emitted: list[int], seed: int
 ) -> None:
     logits = logits_of(seed)
-    draw = Draw(params, seed, len(emitted), (*prompt, *emitted), len(prompt))
-    ours = np.array(final_scores(adjust(logits, [draw]), [draw])[0])
+    ours = adjust(logits, [Adjustment(0, params, (*prompt, *emitted), len(prompt))])
+    if params.temperature > 0:
+        ours = final_scores(ours, draws_of([(params, seed, len(emitted))]))
     request = Request(prompt_ids=tuple(prompt) or (0,), sampling=params)
     if not prompt and params.repetition_penalty != 1.0:
         return
     scores = _penalised(np.array(logits[0]), request, emitted)
     theirs = _final(scores, params, seed, len(emitted))
-    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    np.testing.assert_allclose(np.array(ours[0]), theirs, atol=1e-4)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=st.lists(st.lists(st.sampled_from([-np.inf, 0.0, 1.0, 2.0]), min_size=8, max_size=8)),
+    cuts=st.lists(
+        st.tuples(
+            st.sampled_from([0, 1, 2, 3, 7, 8, 100]),
+            st.sampled_from([0.0, 0.26, 0.5, 0.77, 1.0]),
+            st.sampled_from([0.0, 0.2, 0.5, 1.0]),
+        ),
+        min_size=1,
+    ),
+)
+def test_a_cut_through_equal_scores_keeps_the_lower_ids_as_the_oracle_does(
+    rows: list[list[float]], cuts: list[tuple[int, float, float]]
+) -> None:
+    rows = [row for row in rows if np.isfinite(row).any()][: len(cuts)]
+    if not rows:
+        return
+    params = [
+        SamplingParams(temperature=1, top_k=top_k, top_p=top_p, min_p=min_p)
+        for top_k, top_p, min_p in cuts[: len(rows)]
+    ]
+    scores = np.array(rows, dtype=np.float32)
+    ours = truncate(mx.array(scores), draws_of([(each, 0, 0) for each in params]))
+    theirs = [_final(row, each, 0, 0) for row, each in zip(scores, params, strict=True)]
+    assert np.isfinite(np.array(ours)).tolist() == np.isfinite(theirs).tolist()
+
+
+def test_top_k_keeps_exactly_k_of_a_flat_row() -> None:
+    params = SamplingParams(temperature=1, top_k=3)
+    kept = truncate(mx.zeros((1, 1000)), draws_of([(params, 0, 0)]))
+    assert np.flatnonzero(np.isfinite(np.array(kept[0]))).tolist() == [0, 1, 2]
+
+
+def test_only_sampled_rows_are_given_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    greedy, warm = SamplingParams(), SamplingParams(temperature=1)
+    wanted: list[int] = []
+    make = sampler.gumbel_noise
+
+    def count(draws: Draws, vocab_size: int) -> mx.array:
+        wanted.append(len(draws))
+        return make(draws, vocab_size)
+
+    monkeypatch.setattr(sampler, "gumbel_noise", count)
+    choose(logits_of(0, 3), draws_of([(greedy, 0, 0), (warm, 0, 0), (greedy, 0, 0)]))
+    choose(logits_of(0, 2), draws_of([(greedy, 0, 0)] * 2))
+    assert wanted == [1]

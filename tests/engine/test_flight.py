@@ -1,0 +1,110 @@
+"""What a row chooses depends on its own scores, wherever in a step its positions lie."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.flight import Flight, Selector
+from engine.plan import Slot, StepKind, StepPlan
+from engine.request import FinishReason, Request, SamplingParams
+from engine.routing import Lane, Route
+from engine.sequence import Sequence
+from engine.testing import tiny_model
+from engine.text import TextStream
+
+WIDTH = 8
+VOCAB = tiny_model().vocab_size
+
+samplings = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.7, 1.5]),
+    top_k=st.sampled_from([0, 0, 3]),
+    top_p=st.sampled_from([1.0, 1.0, 0.8]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.4]),
+    min_tokens=st.sampled_from([0, 3, 6]),
+    logprobs=st.booleans(),
+    seed=st.integers(0, 2**64 - 1),
+)
+rows_of = st.tuples(
+    samplings,
+    st.lists(st.integers(0, VOCAB - 1), max_size=5),  # emitted
+    st.integers(1, 3),  # tokens fed
+    st.lists(st.integers(0, VOCAB - 1), max_size=WIDTH - 3),  # drafts
+)
+
+
+def sequence_of(sampling: SamplingParams, emitted: list[int]) -> Sequence:
+    """A row in the middle of its reply."""
+    sequence = Sequence(
+        request=Request(prompt_ids=(65, 66, 67), sampling=sampling),
+        route=Route(Lane.BATCH, "", 0),
+        seed=sampling.seed or 0,
+        text=TextStream(tiny_model().tokenizer.token_bytes),
+    )
+    sequence.ids += emitted
+    return sequence
+
+
+def slot_of(index: int, sequence: Sequence, num_fed: int) -> Slot:
+    """A slot that feeds the row's last tokens."""
+    return Slot(sequence, index, len(sequence.ids) - num_fed, tuple(sequence.ids[-num_fed:]))
+
+
+def select(
+    selector: Selector, slots: list[Slot], drafts: list[list[int]], logits: mx.array
+) -> tuple[list[list[int]], Flight]:
+    """The choices of a step and the flight, read."""
+    plan = StepPlan(StepKind.DECODE, tuple(slots))
+    flight = Flight(plan, tuple(map(tuple, drafts)), logits, WIDTH, 0.0)
+    tokens = selector.select(flight)
+    assert tokens is not None
+    return flight.read(tokens), flight
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.one_of(st.none(), rows_of), min_size=1, max_size=5).filter(any),
+    seed=st.integers(0, 1000),
+)
+def test_rows_among_idle_slots_and_known_tokens_choose_as_alone(
+    rows: list[tuple[SamplingParams, list[int], int, list[int]] | None], seed: int
+) -> None:
+    first = next(index for index, row in enumerate(rows) if row is not None)
+    rows = rows[first:]
+    logits = mx.random.normal((len(rows), WIDTH, VOCAB), key=mx.random.key(seed)) * 4
+    live = [(index, *row) for index, row in enumerate(rows) if row is not None]
+    sequences = [sequence_of(sampling, emitted) for _, sampling, emitted, _, _ in live]
+    slots = [
+        slot_of(2 + index, sequence, num_fed)
+        for sequence, (index, _, _, num_fed, _) in zip(sequences, live, strict=True)
+    ]
+    drafts = [draft for *_, draft in live]
+    together, flight = select(
+        Selector(VOCAB, tiny_model().eos_ids, 4), slots, drafts, logits.reshape(-1, VOCAB)
+    )
+    for sequence, (index, sampling, _, num_fed, draft) in zip(sequences, live, strict=True):
+        start, count = num_fed - 1, len(draft) + 1
+        alone = mx.concatenate(
+            [logits[index, start : start + count], mx.zeros((WIDTH - count, VOCAB))]
+        )
+        chosen, by_itself = select(
+            Selector(VOCAB, tiny_model().eos_ids, 1), [slot_of(0, sequence, 1)], [draft], alone
+        )
+        assert together[index][start : start + count] == chosen[0][:count]
+        assert flight.logprobs.get(index) == by_itself.logprobs.get(0)
+        assert len(flight.logprobs.get(index, ())) == (count if sampling.logprobs else 0)
+
+
+def test_a_finished_row_leaves_nothing_behind_and_asks_for_nothing() -> None:
+    selector = Selector(VOCAB, tiny_model().eos_ids, 2)
+    row = sequence_of(SamplingParams(temperature=1, logprobs=True), [70])
+    selector.leave(row)
+    row.finish_reason = FinishReason.CANCELLED
+    logits = mx.random.normal((WIDTH, VOCAB), key=mx.random.key(0))
+    chosen, flight = select(selector, [slot_of(0, row, 1)], [[]], logits)
+    assert flight.logprobs == {}
+    assert chosen[0] == np.argmax(np.array(logits), axis=1).tolist()
+    assert selector._params._rows == [None, None]
