@@ -7,15 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import PurePath
 from typing import Any
 
 from engine.errors import SettingError
-
-CAPACITY_BLOCK = 256
-"""Cache positions are allocated in blocks of this many tokens, so that shapes are stable."""
-
-STEP_WIDTHS = (1, 2, 4, 8, 16)
-"""Positions a row may take in a decode step; a plan is padded up to the next of these."""
+from engine.shapes import STEP_WIDTHS
 
 MAX_DRAFT_TOKENS = STEP_WIDTHS[-1] - 1
 """Drafts that fit a step behind the row's last token."""
@@ -43,6 +39,8 @@ def check_settings(config: Any) -> None:
             raise SettingError(f"{item.name} is {value!r}; it must be one of {', '.join(choices)}")
         if item.type == "bool" and not isinstance(value, bool):
             raise SettingError(f"{item.name} is {value!r}; it must be true or false")
+        if item.type == "tuple[str, ...]" and not _are_texts(value):
+            raise SettingError(f"{item.name} is {value!r}; it must be a tuple of texts")
         if value is None or (low is None and high is None):
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -51,6 +49,31 @@ def check_settings(config: Any) -> None:
             raise SettingError(f"{item.name} is {value!r}; it must be a whole number")
         if not ((low is None or value >= low) and (high is None or value <= high)):
             raise SettingError(f"{item.name} is {value!r}; it must be between {low} and {high}")
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, tuple) and all(isinstance(text, str) for text in value)
+
+
+def adapter_places(adapters: tuple[str, ...]) -> dict[str, str]:
+    """Return name -> folder of the adapters of an engine.
+
+    Raises:
+        SettingError: one has no name or no folder, or two have the same name.
+    """
+    places: dict[str, str] = {}
+    for text in adapters:
+        name, sign, folder = text.partition("=")
+        if not sign or "/" in name:
+            name, folder = PurePath(text).name, text
+        if not name or not folder:
+            raise SettingError(f"adapters has {text!r}; give NAME=FOLDER or FOLDER")
+        if name in places:
+            raise SettingError(
+                f"adapters has the name {name!r} twice; give one of them another with NAME=FOLDER"
+            )
+        places[name] = folder
+    return places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +102,26 @@ class EngineConfig:
     prefill_chunk: int = setting(
         512, "most prompt tokens of one row taken into one step", low=1, high=8192
     )
+    interleaved_prefill: int = setting(
+        128,
+        "most prompt columns computed between two steps of rows that decode: their gap is bounded "
+        "by one such chunk and one step",
+        low=1,
+        high=8192,
+    )
+    kv_budget_gb: float | None = setting(
+        None, "most GB of keys and values that admitted rows may come to need", low=0, high=2**20
+    )
     pipelined: bool = setting(
         True, "launch the next plain step before the last one is read by the host"
+    )
+    adapters: tuple[str, ...] = setting(
+        (), "LoRA adapters that requests may name, each NAME=FOLDER or FOLDER"
     )
 
     def __post_init__(self) -> None:
         check_settings(self)
+        adapter_places(self.adapters)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> EngineConfig:
@@ -93,4 +130,5 @@ class EngineConfig:
         for key in values:
             if key not in known:
                 raise SettingError(f"unknown setting {key!r}; known: {', '.join(sorted(known))}")
-        return cls(**values)
+        lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+        return cls(**{**values, **lists})

@@ -57,8 +57,10 @@ class Flight:
 
     Args:
         drafts: what is judged for each slot.
-        logits: [rows * width, vocab], None when the step samples nothing.
-        width: positions of each row, padding included.
+        logits: [rows * width, vocab] with the rows of the plan's range, None when the step
+            samples nothing.
+        width: columns of logits of each row.
+        positions: token positions computed, padding included.
         scored: log-probabilities on the device, of the rows that ask.
         logprobs: the same once read: row -> one entry a sampled position.
     """
@@ -67,6 +69,7 @@ class Flight:
     drafts: tuple[Draft, ...]
     logits: mx.array | None
     width: int
+    positions: int
     started_s: float
     draft_s: float = 0.0
     mask_s: float = 0.0
@@ -79,6 +82,17 @@ class Flight:
     def is_over(self) -> bool:
         """True when no row is left that could take a token from it."""
         return all(slot.sequence.is_finished for slot in self.plan.slots)
+
+    @property
+    def num_tokens(self) -> int:
+        """Computed positions that are a row's tokens or drafts."""
+        return sum(slot.num_known for slot in self.plan.slots) + sum(
+            len(draft.ids) for draft in self.drafts
+        )
+
+    def column(self, slot: Slot) -> int:
+        """Return the first column at which `slot` samples; a prompt chunk has one column."""
+        return slot.num_known - 1 if self.plan.kind is StepKind.DECODE else 0
 
     def read(self, tokens: mx.array) -> list[list[int]]:
         """Wait for the choices, and in the same wait for what rows ask to know about them."""
@@ -161,17 +175,17 @@ class Selector:
 
     def _layout(self, flight: Flight) -> Layout:
         assert flight.logits is not None
-        first, num_rows = flight.plan.first, flight.logits.shape[0] // flight.width
+        first, num_rows = flight.plan.first, flight.plan.num_rows
         live = [
             (slot, draft)
             for slot, draft in zip(flight.plan.slots, flight.drafts, strict=True)
-            if not slot.sequence.is_finished
+            if slot.samples and not slot.sequence.is_finished
         ]
         self._params.seat((slot.index, slot.sequence) for slot, _ in live)
         emitted, start, length = np.zeros((3, num_rows), dtype=np.int64)
-        rows = [slot.index - first for slot, _ in live]
+        rows = [flight.plan.row(slot) for slot, _ in live]
         emitted[rows] = [slot.sequence.num_emitted for slot, _ in live]
-        start[rows] = [first_column(flight.plan, slot) for slot, _ in live]
+        start[rows] = [flight.column(slot) for slot, _ in live]
         length[rows] = [1 + len(draft.ids) for _, draft in live]
         ahead = np.arange(flight.width) - start[:, None]
         return Layout(
@@ -206,12 +220,7 @@ def _by_match(_flight: Flight, scores: mx.array, draws: Draws) -> mx.array:
 def _by_rejection(flight: Flight, scores: mx.array, draws: Draws) -> mx.array:
     """Let the draft be the choice with min(1, p/q), another token otherwise."""
     drafts = [
-        RowDraft(
-            slot.index - flight.plan.first,
-            first_column(flight.plan, slot),
-            draft.judged,
-            draft.scores,
-        )
+        RowDraft(flight.plan.row(slot), flight.column(slot), draft.judged, draft.scores)
         for slot, draft in zip(flight.plan.slots, flight.drafts, strict=True)
     ]
     if not len(draws.sampled) or not any(draft.ids for draft in drafts):
@@ -232,21 +241,16 @@ CHOICES: dict[str, Callable[[Flight, mx.array, Draws], mx.array]] = {
 }
 
 
-def first_column(plan: StepPlan, slot: Slot) -> int:
-    """Return the column of a row's first sampled position: that of its newest token."""
-    return 0 if plan.kind is StepKind.PREFILL else max(len(slot.tokens) - 1, 0)
-
-
 def _adjustments(flight: Flight, layout: Layout) -> list[Adjustment]:
     """Return what penalties and biases see at every sampled position of the rows that have any."""
     found: list[Adjustment] = []
     if layout.records["is_plain"].all():
         return found
     for slot, draft in zip(flight.plan.slots, flight.drafts, strict=True):
-        row, sequence = slot.index - flight.plan.first, slot.sequence
+        row, sequence = flight.plan.row(slot), slot.sequence
         if layout.records["is_plain"][row]:
             continue
-        start = row * flight.width + first_column(flight.plan, slot)
+        start = row * flight.width + flight.column(slot)
         found += [
             Adjustment(
                 start + taken,
@@ -277,9 +281,9 @@ def _mask_jobs(flight: Flight) -> dict[int, MaskJob]:
     jobs: dict[int, MaskJob] = {}
     for place, (slot, draft) in enumerate(zip(flight.plan.slots, flight.drafts, strict=True)):
         matcher = slot.sequence.matcher
-        if matcher is not None and not slot.sequence.is_finished:
-            row = (slot.index - flight.plan.first) * flight.width
-            jobs[place] = MaskJob(matcher, row + first_column(flight.plan, slot), draft.ids)
+        if matcher is not None and slot.samples and not slot.sequence.is_finished:
+            row = flight.plan.row(slot) * flight.width
+            jobs[place] = MaskJob(matcher, row + flight.column(slot), draft.ids)
     return jobs
 
 

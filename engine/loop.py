@@ -2,40 +2,39 @@
 
 A step is plan, draft, forward, verify, commit. The forward of the next step is launched on tokens
 that are still on the device whenever it does not depend on a host decision; grammar masks are
-filled while the forward runs. The host waits once a step, in `_land`.
+filled while the forward runs. The host waits once a step, and only then without the lock: rows may
+be submitted and cancelled from any thread at any time.
 """
 
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Sequence as Many
 from dataclasses import replace
 
 import mlx.core as mx
 
-from engine import arrays
+from engine import arrays, emit
 from engine.backend import shape_block
-from engine.config import EngineConfig
-from engine.draft.source import DraftRequest, DraftSource, Proposal
-from engine.errors import FmError, RequestError, RowError, SettingError
+from engine.config import EngineConfig, adapter_places
+from engine.draft.source import DraftSource
+from engine.errors import FmError, RequestError, SettingError
 from engine.flight import Draft, Flight, Selector
 from engine.grammar.compile import GrammarCompiler
+from engine.kv_budget import BYTES_PER_GB, KvBudget
 from engine.models.load import LoadedModel
-from engine.plan import Slot, StepKind, StepPlan, step_width
-from engine.request import (
-    Completion,
-    FinishReason,
-    Provenance,
-    Request,
-    TokenEvent,
-    TokenLogprobs,
-)
+from engine.models.lora import load_adapters
+from engine.plan import Slot, StepKind, StepPlan
+from engine.propose import Proposer
+from engine.request import Completion, FinishReason, Request, TokenEvent
 from engine.routing import route
 from engine.runner import Runner
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
-from engine.telemetry import EngineStats, ReplayReport, StepReport
+from engine.shapes import prefill_width, step_width
+from engine.telemetry import EngineStats, ReplayReport, StepReport, Tally
 from engine.text import TextStream
 from engine.verify import Verdict, accept_match
 
@@ -55,85 +54,117 @@ class Engine:
     def __init__(
         self, model: LoadedModel, config: EngineConfig, drafter: DraftSource | None = None
     ) -> None:
-        self.model = model
-        self.config = config
-        self.last_step: StepReport | None = None
-        self._runner = Runner(model, shape_block())
-        self._scheduler = Scheduler(config)
-        self._selector = Selector(
-            model.vocab_size, model.eos_ids, config.max_rows, config.acceptance
-        )
-        self._grammars = GrammarCompiler(model.tokenizer.ll, model.vocab_size, model.eos_ids)
         if drafter is None and config.num_draft_tokens:
             raise SettingError(
                 f"num_draft_tokens is {config.num_draft_tokens} and there is no drafter; "
                 "give one (engine.draft.registry.build_drafter) or set it to 0"
             )
-        self._drafter = drafter
-        if drafter is not None:
-            drafter.open(model)
+        self.model = model
+        self.config = config
+        self.last_step: StepReport | None = None
+        self._adapters = load_adapters(model, adapter_places(config.adapters))
+        self._runner = Runner(model, shape_block(), self._adapters)
+        self._grammars = GrammarCompiler(model.tokenizer.ll, model.vocab_size, model.eos_ids)
+        self._selector = Selector(
+            model.vocab_size, model.eos_ids, config.max_rows, config.acceptance
+        )
+        self._proposer = Proposer(model, drafter)
+        self._budget = self._kv_budget()
+        self._scheduler = Scheduler(config, self._budget)
+        self._lock = threading.RLock()
         self._live: dict[str, Sequence] = {}
         self._completions: dict[str, Completion] = {}
         self._flight: Flight | None = None
-        self._submitted = self._finished = self._steps = 0
-        self._syncs_before = arrays.SYNCS.count
+        self._tally = Tally()
 
     # -- the surface ---------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
-        """True while a row waits or decodes."""
-        return self._scheduler.has_work
+        """True while a row waits or decodes, or a drafter has rows to forget."""
+        with self._lock:
+            return self._scheduler.has_work or self._proposer.has_leavers
 
     def submit(self, request: Request) -> str:
-        """Queue a request and return its id.
+        """Queue a request and return its id; from any thread, does not wait for the device.
+
+        A constraint is compiled here, in the caller's thread.
 
         Raises:
-            RequestError: a value cannot be served, or the prompt fills the model's context;
-                SchemaError when it is the constraint. A budget beyond the context is cut to it,
-                and `min_tokens` with it.
+            RequestError: a value cannot be served, the prompt fills the model's context, or the
+                row would not fit the KV budget alone; SchemaError when it is the constraint. A
+                budget beyond the context is cut to it, and `min_tokens` with it.
         """
-        request_id = request.request_id or f"req-{self._submitted}-{secrets.token_hex(4)}"
-        if request_id in self._live or request_id in self._completions:
-            raise RequestError(
-                f"request_id {request_id!r} is live, or its completion not taken; choose another"
+        return self._enqueue(self._sequence(request))
+
+    def submit_copies(self, request: Request, num_rows: int) -> list[str]:
+        """Queue one prompt `num_rows` times; the prompt is computed once.
+
+        Row i draws with seed + i, and its id is the request's with "/i" behind it. Raises as
+        submit; then no row is queued.
+        """
+        if num_rows < 1:
+            raise RequestError(f"n is {num_rows}; it must be at least 1")
+        seed = request.sampling.seed
+        seed = secrets.randbits(62) if seed is None else seed
+        base = request.request_id or self._new_id()
+        rows = [
+            self._sequence(
+                replace(
+                    request,
+                    request_id=f"{base}/{index}",
+                    sampling=replace(request.sampling, seed=(seed + index) % 2**64),
+                )
             )
-        self._check_ids((*request.prompt_ids, *request.sampling.logit_bias))
-        most = min(request.max_tokens, self._context_left(request))
-        sampling = replace(request.sampling, min_tokens=min(request.sampling.min_tokens, most))
-        self._enqueue(replace(request, request_id=request_id, max_tokens=most, sampling=sampling))
-        return request_id
+            for index in range(num_rows)
+        ]
+        for row in rows[1:]:
+            row.twin = rows[0]
+        with self._lock:
+            return [self._enqueue(row) for row in rows]
 
     def cancel(self, request_id: str) -> bool:
-        """End a row now; unknown and finished ids are ignored. Returns whether a row was ended."""
-        sequence = self._live.get(request_id)
-        if sequence is None:
-            return False
-        sequence.pieces.append(sequence.text.finish())
-        self._finish(sequence, FinishReason.CANCELLED)
-        if self._flight is not None and self._flight.is_over:
-            self._flight = None
-        return True
+        """End a row now; from any thread. Unknown and finished ids are ignored.
+
+        The row's slot is free for the next step. Returns whether a row was ended.
+        """
+        with self._lock:
+            sequence = self._live.get(request_id)
+            if sequence is None:
+                return False
+            emit.end(sequence, FinishReason.CANCELLED)
+            self._finish(sequence)
+            if self._flight is not None and self._flight.is_over:
+                self._flight = None
+            return True
 
     def step(self) -> list[TokenEvent]:
-        """Run one step and return what it emitted, in slot order.
+        """Run one step and return what it emitted, in slot order; by one thread at a time.
 
         Empty when there was no work, and for a step inside a long prompt. A step that raises has
         taken no row half way: the next call plans it again.
         """
-        flight = self._flight or self._launch(self._scheduler.plan())
-        if flight is None:
-            return []
-        self._flight = None
-        tokens = self._selector.select(flight)
-        ahead = self._follow(flight, tokens)
-        events = self._land(flight, tokens)
-        self._flight = None if ahead is None or ahead.is_over else ahead
+        with self._lock:
+            self._proposer.forget_leavers()
+            flight = self._flight or self._launch()
+            if flight is None:
+                return []
+            self._flight = None
+            tokens = self._selector.select(flight)
+            ahead = self._follow(flight, tokens)
+        chosen = flight.read(tokens) if tokens is not None else None
+        ended_s = time.perf_counter()
+        with self._lock:
+            events = self._land(flight, chosen)
+            self._proposer.forget_leavers()
+            self._flight = None if ahead is None or ahead.is_over else ahead
+            self.last_step = self._tally.add(flight, events, self.config.max_rows, ended_s)
         return events
 
     def completion(self, request_id: str) -> Completion:
-        """Return the record of a finished row, once."""
-        return self._completions.pop(request_id)
+        """Return the record of a finished row, once; it is kept until it is taken."""
+        with self._lock:
+            return self._completions.pop(request_id)
 
     def generate(self, requests: Many[Request]) -> list[Completion]:
         """Submit `requests` together, run to the end, return their completions in order.
@@ -173,9 +204,8 @@ class Engine:
             stop=(),
             sampling=replace(request.sampling, logprobs=False, top_logprobs=0, min_tokens=0),
         )
-        self._check_ids((*forced.prompt_ids, *token_ids))
-        request_id = f"replay-{self._submitted}"
-        self._enqueue(replace(forced, request_id=request_id), tuple(token_ids))
+        self._check_ids(token_ids)
+        request_id = self._enqueue(self._sequence(forced, tuple(token_ids)))
         step_s: list[float] = []
         mask_s: list[float] = []
         while self.has_work:
@@ -190,18 +220,27 @@ class Engine:
         return ReplayReport(step_s=tuple(step_s), mask_s=tuple(mask_s))
 
     def stats(self) -> EngineStats:
-        """Return totals since the engine was opened."""
-        return EngineStats(
-            submitted=self._submitted,
-            waiting=self._scheduler.num_waiting,
-            active=self._scheduler.num_active,
-            finished=self._finished,
-            steps=self._steps,
-            host_syncs=arrays.SYNCS.count - self._syncs_before,
-            kv_bytes=self._runner.cache.num_bytes,
-        )
+        """Return totals since the engine was opened, and what is live now."""
+        with self._lock:
+            return self._tally.stats(
+                lanes=[row.route.lane for row in self._scheduler.active],
+                pending=self._scheduler.num_waiting,
+                kv_bytes=self._runner.cache.num_bytes,
+                projected_bytes=self._scheduler.projected_bytes,
+                budget_bytes=self._budget.limit_bytes,
+            )
 
     # -- submission ----------------------------------------------------------------------------
+
+    def _kv_budget(self) -> KvBudget:
+        limit = self.config.kv_budget_gb
+        return KvBudget(
+            self._runner.kv_costs + self._proposer.kv_costs,
+            None if limit is None else int(limit * BYTES_PER_GB),
+        )
+
+    def _new_id(self) -> str:
+        return f"req-{self._tally.submitted}-{secrets.token_hex(4)}"
 
     def _check_ids(self, ids: Many[int]) -> None:
         vocab_size = self.model.vocab_size
@@ -224,95 +263,84 @@ class Engine:
             )
         return room
 
-    def _enqueue(self, request: Request, forced_ids: tuple[int, ...] = ()) -> None:
+    def _sequence(self, request: Request, forced_ids: tuple[int, ...] = ()) -> Sequence:
+        """Check a request and make its row; the constraint is compiled without the lock."""
+        self._check_ids((*request.prompt_ids, *request.sampling.logit_bias))
+        most = min(request.max_tokens, self._context_left(request))
+        sampling = replace(request.sampling, min_tokens=min(request.sampling.min_tokens, most))
+        request_id = request.request_id or self._new_id()
+        request = replace(request, request_id=request_id, max_tokens=most, sampling=sampling)
         constraint = request.constraint
         grammar = self._grammars.compile(constraint) if constraint is not None else None
         seed = request.sampling.seed
-        sequence = Sequence(
+        return Sequence(
             request=request,
             route=route(self.config, request),
             seed=secrets.randbits(63) if seed is None else seed,
             text=TextStream(self.model.tokenizer.token_bytes, request.stop),
             matcher=None if grammar is None else grammar.start(),
             forced_ids=forced_ids,
+            adapter=self._adapters.index(request.adapter),
         )
-        self._live[request.request_id] = sequence
-        self._submitted += 1
-        self._scheduler.add(sequence)
+
+    def _enqueue(self, sequence: Sequence) -> str:
+        request_id = sequence.request.request_id
+        with self._lock:
+            if request_id in self._live or request_id in self._completions:
+                raise RequestError(
+                    f"request_id {request_id!r} is live, or its completion not taken; choose "
+                    "another"
+                )
+            self._scheduler.add(sequence)
+            self._live[request_id] = sequence
+            self._tally.submitted += 1
+        return request_id
 
     # -- one step ------------------------------------------------------------------------------
 
-    def _launch(self, plan: StepPlan | None) -> Flight | None:
+    def _launch(self) -> Flight | None:
         """Start a step whose tokens the host knows."""
+        started_s = time.perf_counter()
+        admission = self._scheduler.admit()
+        self._copy(admission.moves)
+        self._runner.make_room(self._scheduler.room(self._runner.room))
+        self._copy(self._scheduler.share_prompts())
+        plan = self._scheduler.plan()
         if plan is None:
             return None
-        started_s = time.perf_counter()
-        for source, destination in plan.moves:
-            self._runner.cache.move(source, destination)
         if plan.kind is StepKind.PREFILL:
             return self._launch_prefill(plan, started_s)
-        drafts = self._propose(plan)
+        drafts = self._proposer.propose(plan.slots)
         draft_s = time.perf_counter() - started_s
-        rows = [slot.tokens + draft.ids for slot, draft in zip(plan.slots, drafts, strict=True)]
-        width = step_width(max(len(row) for row in rows))
-        flight = self._forward(plan, arrays.ids_array(rows, width), drafts, started_s)
+        width = step_width(
+            max(s.num_known + len(d.ids) for s, d in zip(plan.slots, drafts, strict=True))
+        )
+        fed = [(*slot.tokens, *draft.ids) for slot, draft in zip(plan.slots, drafts, strict=True)]
+        flight = self._forward(plan, _ids_of(plan, fed, width), drafts, started_s)
         flight.draft_s = draft_s
         return flight
 
+    def _copy(self, moves: Many[tuple[int, int]]) -> None:
+        for source, destination in moves:
+            self._runner.cache.move(source, destination)
+
     def _launch_prefill(self, plan: StepPlan, started_s: float) -> Flight:
-        (slot,) = plan.slots
-        hidden = self._runner.prefill(slot.index, slot.start, slot.tokens)
-        logits = self._runner.head(hidden[:, -1:])[0] if slot.samples else None
+        chunks = [slot.tokens for slot in plan.slots]
+        ids = _ids_of(plan, chunks, prefill_width(max(map(len, chunks))))
+        drafts = (Draft(),) * len(chunks)
+        hidden = self._runner.prefill(ids, plan.rows([draft.ids for draft in drafts]))
+        samples = any(slot.samples for slot in plan.slots)
+        logits = self._runner.head(hidden) if samples else None
         arrays.launch(hidden if logits is None else logits)
-        return Flight(plan, (Draft(),), logits, 1, started_s)
+        return Flight(plan, drafts, logits, 1, ids.size, started_s)
 
     def _forward(
         self, plan: StepPlan, ids: mx.array, drafts: tuple[Draft, ...], started_s: float
     ) -> Flight:
-        logits = self._runner.forward(ids, plan.first, plan.starts)
+        logits = self._runner.forward(ids, plan.rows([draft.ids for draft in drafts]))
         logits = logits.reshape(-1, logits.shape[-1])
         arrays.launch(logits)
-        return Flight(plan, drafts, logits, ids.shape[1], started_s)
-
-    def _propose(self, plan: StepPlan) -> tuple[Draft, ...]:
-        """Return the drafts of each slot, cut to what may be verified."""
-        requests = [DraftRequest(s.sequence, s.draft_budget) for s in plan.slots if s.draft_budget]
-        if self._drafter is None or not requests:
-            return (Draft(),) * len(plan.slots)
-        proposals = dict(
-            zip(
-                (id(request.sequence) for request in requests),
-                self._drafter.propose(requests),
-                strict=True,
-            )
-        )
-        nothing = Proposal([])
-        return tuple(
-            self._cut(slot, proposals.get(id(slot.sequence), nothing)) for slot in plan.slots
-        )
-
-    def _cut(self, slot: Slot, offered: Proposal) -> Draft:
-        """Keep the part of a proposal that can be judged; the rest counts as rejected."""
-        sequence = slot.sequence
-        proposal = offered.ids[: slot.draft_budget]
-        for index, token in enumerate(proposal):
-            if self._is_end(sequence, token):
-                proposal = proposal[: index + 1]
-                break
-        legal = next(
-            (i for i, token in enumerate(proposal) if not 0 <= token < self.model.vocab_size),
-            len(proposal),
-        )
-        known = legal
-        num_barred = sequence.request.sampling.min_tokens - sequence.num_emitted
-        if 0 < legal <= num_barred and self._is_end(sequence, proposal[legal - 1]):
-            legal -= 1
-        if sequence.matcher is not None and legal:
-            legal = sequence.matcher.legal_prefix(proposal[:legal])
-        tail = tuple(proposal[legal : min(legal + 1, known)])
-        sequence.drafts.propose(len(proposal), len(proposal) - legal)
-        scores = None if offered.scores is None else offered.scores[: legal + len(tail)]
-        return Draft(tuple(proposal[:legal]), tail, scores)
+        return Flight(plan, drafts, logits, ids.shape[1], ids.size, started_s)
 
     def _follow(self, flight: Flight, tokens: mx.array | None) -> Flight | None:
         """Launch the next forward on tokens the host has not read, where nothing hinges on them."""
@@ -323,165 +351,65 @@ class Engine:
             return None
         started_s = time.perf_counter()
         if any(slot.sequence.forced_ids for slot in plan.slots):
-            tokens = arrays.ids_array([[slot.sequence.forced_next] for slot in plan.slots], 1)
+            tokens = _ids_of(plan, [[slot.sequence.forced_next] for slot in plan.slots], 1)
         return self._forward(plan, tokens, (Draft(),) * len(plan.slots), started_s)
 
-    def _land(self, flight: Flight, tokens: mx.array | None) -> list[TokenEvent]:
-        """Wait for the step's choices and commit them: the only host wait of a step."""
-        chosen = flight.read(tokens) if tokens is not None else None
-        ended_s = time.perf_counter()
-        verdicts = self._verify(flight, chosen) if chosen is not None else []
+    def _land(self, flight: Flight, chosen: list[list[int]] | None) -> list[TokenEvent]:
+        """Commit what a step chose; rows that were cancelled meanwhile are passed over."""
+        served = [
+            (slot, draft)
+            for slot, draft in zip(flight.plan.slots, flight.drafts, strict=True)
+            if not slot.sequence.is_finished
+        ]
+        verdicts = [self._judge(flight, slot, draft, chosen) for slot, draft in served]
         events: list[TokenEvent] = []
-        for row, slot in enumerate(flight.plan.slots):
-            if slot.sequence.is_finished:
-                continue
-            slot.sequence.num_cached = slot.start + len(slot.tokens or (0,))
-            if verdicts:
-                slot.sequence.target_calls += flight.plan.kind is StepKind.DECODE
-                logprobs = flight.logprobs.get(slot.index - flight.plan.first, ())
-                events += self._commit(
-                    slot.sequence, verdicts[row], bool(flight.drafts[row].ids), logprobs
-                )
-        self._report(flight, events, ended_s)
-        return events
-
-    def _verify(self, flight: Flight, chosen: list[list[int]]) -> list[Verdict]:
-        """Judge the drafts of all rows and tell the drafter, before any row changes."""
-        verdicts: list[Verdict] = []
-        for slot, draft, choices in zip(flight.plan.slots, flight.drafts, chosen, strict=True):
+        for (slot, draft), verdict in zip(served, verdicts, strict=True):
             sequence = slot.sequence
-            forced = [sequence.forced_next] if sequence.forced_ids else choices
-            verdict = accept_match(forced, draft.ids)
-            verdicts.append(verdict)
-            is_live = not sequence.is_finished and sequence.error is None
-            if slot.draft_budget and self._drafter is not None and is_live:
-                self._drafter.commit(sequence, verdict.num_accepted)
-        return verdicts
-
-    def _commit(
-        self,
-        sequence: Sequence,
-        verdict: Verdict,
-        was_drafted: bool,
-        logprobs: Many[TokenLogprobs],
-    ) -> list[TokenEvent]:
-        """Emit what was decided for one row; returns its events."""
-        if sequence.error is not None:
-            return [self._end(sequence, FinishReason.ERROR)]
-        sequence.drafts.accept(verdict.num_accepted)
-        sequence.num_cached += verdict.num_accepted
-        events: list[TokenEvent] = []
-        for index, token in enumerate(verdict.tokens):
-            accepted = index < verdict.num_accepted
-            entry = logprobs[index] if logprobs else None
-            events.append(self._emit(sequence, token, accepted, was_drafted, entry))
+            sequence.num_cached = slot.start + slot.num_known
+            if verdict is None:
+                continue
+            sequence.target_calls += flight.plan.kind is StepKind.DECODE
+            if sequence.error is not None:
+                events.append(emit.fail(sequence, sequence.error))
+            else:
+                sequence.num_cached += verdict.num_accepted
+                entries = flight.logprobs.get(flight.plan.row(slot), ())
+                events += emit.commit(
+                    sequence, verdict, bool(draft.ids), self.model.eos_ids, entries
+                )
             if sequence.is_finished:
-                break
+                self._finish(sequence)
         return events
 
-    def _is_end(self, sequence: Sequence, token: int) -> bool:
-        """Return whether a token ends a row."""
-        return token in self.model.eos_ids and not sequence.request.ignore_eos
-
-    def _emit(
-        self,
-        sequence: Sequence,
-        token: int,
-        accepted: bool,
-        corrects: bool,
-        logprobs: TokenLogprobs | None,
-    ) -> TokenEvent:
-        """Append one token to a row, and end the row when the token does."""
-        if self._is_end(sequence, token):
-            return self._end(sequence, FinishReason.STOP)
-        provenance = (
-            Provenance.ACCEPTED
-            if accepted
-            else Provenance.CORRECTED
-            if corrects
-            else Provenance.SAMPLED
-        )
-        try:
-            if sequence.matcher is not None:
-                sequence.matcher.advance([token])
-        except RowError as error:
-            sequence.error = str(error)
-            return self._end(sequence, FinishReason.ERROR)
-        position = sequence.num_emitted
-        sequence.ids.append(token)
-        sequence.provenance.append(provenance)
-        if logprobs is not None:
-            sequence.logprobs.append(logprobs)
-        text = sequence.text.push(token)
-        reason = self._reason(sequence)
-        if reason is not None:
-            text += sequence.text.finish()
-        sequence.pieces.append(text)
-        if reason is not None:
-            self._finish(sequence, reason)
-        return TokenEvent(
-            sequence.request.request_id,
-            token,
-            text,
-            position,
-            provenance,
-            reason,
-            sequence.error,
-            logprobs,
-        )
-
-    def _reason(self, sequence: Sequence) -> FinishReason | None:
-        """Return why the row ends with the token just appended, None when it goes on."""
-        matcher = sequence.matcher
-        if sequence.text.stopped or (matcher is not None and matcher.is_finished):
-            return FinishReason.STOP
-        if sequence.remaining > 0:
+    def _judge(
+        self, flight: Flight, slot: Slot, draft: Draft, chosen: list[list[int]] | None
+    ) -> Verdict | None:
+        """Judge a row's drafts and tell the drafter, before any row changes."""
+        if chosen is None or not slot.samples:
             return None
-        is_complete = matcher is not None and matcher.is_accepting
-        return FinishReason.STOP if is_complete else FinishReason.LENGTH
-
-    def _end(self, sequence: Sequence, reason: FinishReason) -> TokenEvent:
-        """End a row without a further token."""
-        text = sequence.text.finish()
-        sequence.pieces.append(text)
-        position = sequence.num_emitted
-        self._finish(sequence, reason)
-        return TokenEvent(
-            sequence.request.request_id,
-            None,
-            text,
-            position,
-            finish_reason=reason,
-            error=sequence.error,
+        sequence = slot.sequence
+        choices = chosen[flight.plan.row(slot)][flight.column(slot) :]
+        verdict = accept_match(
+            [sequence.forced_next] if sequence.forced_ids else choices, draft.ids
         )
+        if slot.draft_budget and sequence.error is None:
+            self._proposer.learn(sequence, verdict.num_accepted)
+        return verdict
 
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Set the finish reason, free the row's slot and keep its record."""
-        sequence.finish_reason = reason
+    def _finish(self, sequence: Sequence) -> None:
+        """Free a finished row's slot and keep its record."""
         self._scheduler.release(sequence)
+        self._proposer.leave(sequence)
         self._selector.leave(sequence)
         request_id = sequence.request.request_id
         del self._live[request_id]
-        self._finished += 1
+        self._tally.finished += 1
         self._completions[request_id] = sequence.completion()
-        if self._drafter is not None:
-            self._drafter.close(sequence)
 
-    def _report(self, flight: Flight, events: list[TokenEvent], ended_s: float) -> None:
-        plan = flight.plan
-        self._steps += 1
-        is_prefill = plan.kind is StepKind.PREFILL
-        prompt_tokens = len(plan.slots[0].tokens) if is_prefill else 0
-        self.last_step = StepReport(
-            kind=plan.kind,
-            rows=len(plan.slots),
-            max_rows=self.config.max_rows,
-            positions=prompt_tokens or len(plan.slots) * flight.width,
-            prompt_tokens=prompt_tokens,
-            committed=sum(event.token_id is not None for event in events),
-            draft_s=flight.draft_s,
-            mask_s=flight.mask_s,
-            mask_positions=flight.mask_positions,
-            started_s=flight.started_s,
-            ended_s=ended_s,
-        )
+
+def _ids_of(plan: StepPlan, fed: Many[Many[int]], width: int) -> mx.array:
+    """Return the ids of a step, [plan.num_rows, width]; idle rows are zeros."""
+    rows: list[Many[int]] = [()] * plan.num_rows
+    for slot, tokens in zip(plan.slots, fed, strict=True):
+        rows[plan.row(slot)] = tokens
+    return arrays.ids_array(rows, width)

@@ -9,8 +9,10 @@ how close was the call.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 
 import mlx.core as mx
 import numpy as np
@@ -21,6 +23,7 @@ from engine.grammar.compile import GrammarCompiler
 from engine.grammar.mask import MaskJob, fill_masks, words
 from engine.grammar.state import GrammarState
 from engine.models.load import LoadedModel
+from engine.models.merge import merge_adapter
 from engine.request import Request, SamplingParams
 from engine.sampler import draw_key
 
@@ -65,20 +68,30 @@ class Divergence:
 
 
 class Oracle:
-    """Serial decoding of one request at a time with a model's own cache."""
+    """Serial decoding of one request at a time with a model's own cache.
 
-    def __init__(self, model: LoadedModel) -> None:
+    Args:
+        adapters: name -> folder of the LoRA adapters a request may name; each is merged into a
+            copy of the weights.
+    """
+
+    def __init__(
+        self, model: LoadedModel, adapters: Mapping[str, str | Path] = MappingProxyType({})
+    ) -> None:
         self._model = model
+        merged = {name: merge_adapter(model, place) for name, place in adapters.items()}
+        self._models = {"": model.model} | {name: each.model for name, each in merged.items()}
         self._grammars = GrammarCompiler(model.tokenizer.ll, model.vocab_size, model.eos_ids)
 
     def generate(self, request: Request) -> list[int]:
         """Return the emitted ids, one token a forward; the request needs a seed to be sampled."""
-        cache = make_prompt_cache(self._model.model)
+        model = self._models[request.adapter]
+        cache = make_prompt_cache(model)
         state = self._state(request)
         emitted: list[int] = []
         fed = list(request.prompt_ids)
         while len(emitted) < request.max_tokens:
-            logits = self._model.model(mx.array([fed]), cache=cache)[0, -1]
+            logits = model(mx.array([fed]), cache=cache)[0, -1]
             choice, _ = self._choose(_host(logits), request, emitted, state)
             if choice.is_end:
                 break
@@ -125,7 +138,7 @@ class Oracle:
     def _forced_logits(self, request: Request, emitted: Sequence[int]) -> Iterator[Scores]:
         """Yield the logits after the prompt and after each emitted token, from one forward."""
         ids = [*request.prompt_ids, *emitted]
-        logits = self._model.model(mx.array([ids]))[0, len(request.prompt_ids) - 1 :]
+        logits = self._models[request.adapter](mx.array([ids]))[0, len(request.prompt_ids) - 1 :]
         yield from _host(logits)
 
     def _state(self, request: Request) -> GrammarState | None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from enum import StrEnum
 
-from engine.config import STEP_WIDTHS
 from engine.sequence import Sequence
 
 
 class StepKind(StrEnum):
-    """A step takes prompt tokens of one row, or one verified burst of every live row."""
+    """A step takes prompt tokens of some rows, or one verified burst of every row past that."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -36,30 +36,69 @@ class Slot:
     draft_budget: int = 0
     samples: bool = True
 
+    @property
+    def num_known(self) -> int:
+        """Tokens fed before any draft."""
+        return max(1, len(self.tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """How the slots change before a step is planned.
+
+    Args:
+        moves: (source, destination) slot copies, to be done in order.
+        joined: rows that took a slot, after the moves.
+    """
+
+    moves: tuple[tuple[int, int], ...]
+    joined: tuple[Sequence, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """Where the rows of one forward lie in the cache, and what is each row's own.
+
+    Args:
+        first: slot of the first row.
+        starts: cache length of each row; its tokens are written behind it, [rows].
+        counts: tokens of each row; what follows them is padding, 0 for an idle row, [rows].
+        adapters: index of each row's LoRA adapter, 0 is none, [rows].
+    """
+
+    first: int
+    starts: tuple[int, ...]
+    counts: tuple[int, ...]
+    adapters: tuple[int, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One forward over slots `first .. first + len(slots)`, in slot order.
+    """One forward over slots `first .. first + num_rows`.
 
     Args:
-        moves: (source, destination) slot copies to do before the step, in order.
+        slots: the rows it serves, in slot order; the other slots of the range are idle.
+        starts: where each slot of the range is written, [num_rows].
     """
 
     kind: StepKind
     slots: tuple[Slot, ...]
-    moves: tuple[tuple[int, int], ...] = ()
+    first: int
+    starts: tuple[int, ...]
 
     @property
-    def first(self) -> int:
-        """Index of the first cache slot of the step."""
-        return self.slots[0].index
+    def num_rows(self) -> int:
+        """Slots of the range, idle ones included."""
+        return len(self.starts)
 
-    @property
-    def starts(self) -> tuple[int, ...]:
-        """Cache length of each row before the step."""
-        return tuple(slot.start for slot in self.slots)
+    def row(self, slot: Slot) -> int:
+        """Return which row of the step's arrays belongs to `slot`."""
+        return slot.index - self.first
 
-
-def step_width(num_tokens: int) -> int:
-    """Return the declared width that holds `num_tokens` positions of a decode step."""
-    return next(width for width in STEP_WIDTHS if width >= num_tokens)
+    def rows(self, drafts: Many[tuple[int, ...]]) -> RowRange:
+        """Return the range with each slot's tokens and drafts; idle rows have none."""
+        counts, adapters = [0] * self.num_rows, [0] * self.num_rows
+        for slot, draft in zip(self.slots, drafts, strict=True):
+            counts[self.row(slot)] = slot.num_known + len(draft)
+            adapters[self.row(slot)] = slot.sequence.adapter
+        return RowRange(self.first, self.starts, tuple(counts), tuple(adapters))

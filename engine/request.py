@@ -144,6 +144,7 @@ class Request:
         stop: texts that end the row; matched on text, also across tokens, and never emitted.
         num_draft_tokens: overrides the engine's draft budget, 0 switches speculation off.
         request_id: chosen by the engine when empty.
+        adapter: name of one of the engine's LoRA adapters; empty decodes on the model itself.
     """
 
     prompt_ids: tuple[int, ...]
@@ -156,6 +157,7 @@ class Request:
         None, "draft budget of this row", low=0, high=MAX_DRAFT_TOKENS
     )
     request_id: str = ""
+    adapter: str = ""
 
     def __post_init__(self) -> None:
         check_settings(self)

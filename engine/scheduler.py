@@ -1,6 +1,10 @@
 """Which rows are served by the next step, and how far: admission, chunked prefill, draft budgets.
 
-No tensors here: the scheduler sees lengths and budgets, and answers with a StepPlan.
+Rows are admitted first come, first served. Prompt chunks and decode steps take turns while both
+have work, so neither can starve: a row that decodes waits at most one chunk of
+`interleaved_prefill` columns and one step for its next token, and the oldest prompt gets a chunk
+after every step. No tensors here: the scheduler sees lengths and budgets, and answers with a
+StepPlan.
 """
 
 from __future__ import annotations
@@ -8,21 +12,35 @@ from __future__ import annotations
 from collections import deque
 
 from engine.config import EngineConfig
-from engine.plan import Slot, StepKind, StepPlan
+from engine.kv_budget import KvBudget, Rectangle
+from engine.plan import Admission, Slot, StepKind, StepPlan
 from engine.routing import Lane
-from engine.rows import RowTable
+from engine.rows import SlotTable
 from engine.sequence import Sequence
+from engine.shapes import (
+    STEP_WIDTHS,
+    prefill_block,
+    prefill_width,
+    row_bucket,
+    step_width,
+    whole_bucket,
+)
 
 
 class Scheduler:
-    """First come, first served; a prompt chunk goes before the next decode step."""
+    """Decides; holds which row sits in which slot.
 
-    def __init__(self, config: EngineConfig) -> None:
+    Args:
+        budget: what admitted rows may come to need.
+    """
+
+    def __init__(self, config: EngineConfig, budget: KvBudget) -> None:
         self._config = config
+        self._budget = budget
         self._waiting: deque[Sequence] = deque()
-        self._active: RowTable[Sequence] = RowTable()
-        self._prefilling: deque[Sequence] = deque()
-        self._moves: list[tuple[int, int]] = []
+        self._table: SlotTable[Sequence] = SlotTable()
+        self._prefilling: list[Sequence] = []
+        self._was_prefill = False
 
     @property
     def num_waiting(self) -> int:
@@ -32,85 +50,207 @@ class Scheduler:
     @property
     def num_active(self) -> int:
         """Rows that hold a slot."""
-        return len(self._active)
+        return len(self._table)
 
     @property
     def has_work(self) -> bool:
         """True while any row waits or is active."""
-        return bool(self._waiting) or len(self._active) > 0
+        return bool(self._waiting) or len(self._table) > 0
+
+    @property
+    def active(self) -> list[Sequence]:
+        """Rows that hold a slot, in slot order."""
+        return list(self._table)
+
+    @property
+    def projected_bytes(self) -> int:
+        """Bytes of keys and values that the admitted rows may come to need."""
+        return self._budget.bytes_of(self.most)
+
+    @property
+    def most(self) -> Rectangle:
+        """The largest cache that the admitted rows may come to need."""
+        most = Rectangle()
+        for row in self._table:
+            most = most.with_row(self._table.num_slots, self.row_tokens(row))
+        return most
+
+    def room(self, held: Rectangle) -> Rectangle:
+        """Return the cache to hold for the next steps, of which `held` is there already."""
+        if not len(self._table):
+            return held
+        margin = max(2 * STEP_WIDTHS[-1], prefill_block(self._config.prefill_chunk))
+        needed = max(
+            min(max(row.num_prompt, row.num_cached) + margin, self.row_tokens(row))
+            for row in self._table
+        )
+        return self._budget.room(held, self.most, needed)
+
+    def row_tokens(self, sequence: Sequence) -> int:
+        """Return the most positions a row may write, padding behind its tokens included."""
+        request = sequence.request
+        window = step_width(1 + self._config.num_draft_tokens)
+        padding = prefill_block(self._config.prefill_chunk)
+        return sequence.num_prompt + max(request.max_tokens + window, padding)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a new row."""
+        """Queue a new row.
+
+        Raises:
+            RequestError: it would not fit the KV budget alone.
+        """
+        self._budget.check_alone(self.row_tokens(sequence))
         self._waiting.append(sequence)
 
     def release(self, sequence: Sequence) -> None:
         """Take a finished or cancelled row out, wherever it is."""
         if sequence in self._prefilling:
             self._prefilling.remove(sequence)
-        if sequence in self._active:
-            move = self._active.leave(sequence)
-            if move is not None:
-                self._moves.append(move)
+        if sequence in self._table:
+            self._table.leave(sequence)
         else:
             self._waiting.remove(sequence)
 
+    def admit(self) -> Admission:
+        """Let waiting rows in and close gaps that cost a step; to be called before every plan."""
+        moves = self._table.compact()
+        joined: list[Sequence] = []
+        while self._can_admit():
+            sequence = self._waiting.popleft()
+            self._table.join(sequence)
+            self._prefilling.append(sequence)
+            joined.append(sequence)
+        return Admission(tuple(moves), tuple(joined))
+
+    def share_prompts(self) -> list[tuple[int, int]]:
+        """Give rows the prompt that their twin has finished; returns the slot copies to do.
+
+        The last prompt token is left to be fed, for its scores.
+        """
+        copies: list[tuple[int, int]] = []
+        for row in self._prefilling:
+            twin = row.twin
+            if twin is None or (twin in self._table and twin.is_prefilling):
+                continue
+            if twin in self._table:
+                copies.append((self._table.index(twin), self._table.index(row)))
+                row.num_cached = row.cached_tokens = row.num_prompt - 1
+            row.twin = None
+        return copies
+
     def plan(self) -> StepPlan | None:
         """Return the next step, or None when there is nothing to do."""
-        self._admit()
-        if not len(self._active):
-            self._moves.clear()
+        if not len(self._table):
             return None
-        moves, self._moves = tuple(self._moves), []
-        while self._prefilling:
-            oldest = self._prefilling[0]
-            if oldest.is_prefilling:
-                return StepPlan(StepKind.PREFILL, (self._chunk(oldest),), moves)
-            self._prefilling.popleft()
-        slots = tuple(self._burst(index, sequence) for index, sequence in enumerate(self._active))
-        return StepPlan(StepKind.DECODE, slots, moves)
+        self._prefilling = [row for row in self._prefilling if row.is_prefilling]
+        self._was_prefill = self._is_prefill_turn()
+        return self._prefill() if self._was_prefill else self._decode()
 
     def plan_ahead(self, plan: StepPlan) -> StepPlan | None:
         """Return the step after `plan` when it does not depend on what `plan` will emit.
 
         That holds when every row just takes its one sampled token further: no drafts to propose,
-        nobody to admit, no budget that ends with this step. Its tokens are still on the device.
+        nobody to admit or to prefill, no budget that ends with this step. Its tokens are still on
+        the device.
         """
-        if plan.kind is not StepKind.DECODE or self._can_admit() or self._moves:
+        if plan.kind is not StepKind.DECODE or self._prefilling or self._can_admit():
             return None
-        if [slot.sequence for slot in plan.slots] != list(self._active):
+        if [slot.sequence for slot in plan.slots] != list(self._table):
             return None
         if any(slot.draft_budget or slot.sequence.remaining <= 1 for slot in plan.slots):
             return None
         slots = tuple(
-            Slot(slot.sequence, slot.index, slot.start + 1, tokens=()) for slot in plan.slots
+            Slot(slot.sequence, slot.index, slot.start + slot.num_known, tokens=())
+            for slot in plan.slots
         )
-        return StepPlan(StepKind.DECODE, slots)
+        return self._over(slots, 0, plan.num_rows, StepKind.DECODE)
+
+    # -- admission -----------------------------------------------------------------------------
 
     def _can_admit(self) -> bool:
-        if not self._waiting or len(self._active) >= self._config.max_rows:
+        if not self._waiting or len(self._table) >= self._config.max_rows:
             return False
-        if not len(self._active):
-            return True
-        lanes = {self._waiting[0].route.lane, *(row.route.lane for row in self._active)}
-        return lanes == {Lane.BATCH}
+        candidate = self._waiting[0]
+        if not self._budget.fits(self._with(candidate)):
+            return False
+        lanes = {candidate.route.lane, *(row.route.lane for row in self._table)}
+        return not len(self._table) or lanes == {Lane.BATCH}
 
-    def _admit(self) -> None:
-        while self._can_admit():
-            sequence = self._waiting.popleft()
-            self._active.join(sequence)
-            self._prefilling.append(sequence)
+    def _with(self, candidate: Sequence) -> Rectangle:
+        slots_in_use = max(self._table.num_slots, self._table.free_slot() + 1)
+        return self.most.with_row(slots_in_use, self.row_tokens(candidate))
 
-    def _chunk(self, sequence: Sequence) -> Slot:
-        end = min(sequence.num_cached + self._config.prefill_chunk, sequence.num_prompt)
+    # -- steps ---------------------------------------------------------------------------------
+
+    def _is_prefill_turn(self) -> bool:
+        if not self._prefilling:
+            return False
+        return not (self._was_prefill and self._has_decoding)
+
+    @property
+    def _has_decoding(self) -> bool:
+        return len(self._prefilling) < len(self._table)
+
+    def _prefill(self) -> StepPlan:
+        """Plan a chunk of the oldest prompt, and of neighbours that fit beside it."""
+        config = self._config
+        budget = config.prefill_chunk
+        if self._has_decoding:
+            budget = min(budget, config.interleaved_prefill)
+        oldest = next(row for row in self._prefilling if row.twin is None)
+        first = self._table.index(oldest)
+        rows = [oldest]
+        while neighbour := self._prompt_at(first + len(rows)):
+            wider = [*rows, neighbour]
+            if not self._fills(wider, budget):
+                break
+            rows = wider
+        rows = rows[: whole_bucket(len(rows))]
+        slots = tuple(self._chunk(row, first + i, budget) for i, row in enumerate(rows))
+        return self._over(slots, first, len(rows), StepKind.PREFILL)
+
+    def _prompt_at(self, slot: int) -> Sequence | None:
+        row = self._table.at(slot)
+        return row if row in self._prefilling and row is not None and row.twin is None else None
+
+    def _fills(self, rows: list[Sequence], budget: int) -> bool:
+        """Return whether prompts side by side stay in the budget and are half of what it costs."""
+        chunks = [min(row.num_prompt - row.num_cached, budget) for row in rows]
+        width = prefill_width(max(chunks))
+        fits = max(row.num_cached for row in rows) + width <= self.most.capacity
+        return fits and len(rows) * width <= budget and 2 * sum(chunks) >= len(rows) * width
+
+    def _chunk(self, sequence: Sequence, index: int, budget: int) -> Slot:
+        end = min(sequence.num_cached + budget, sequence.num_prompt)
         tokens = tuple(sequence.ids[sequence.num_cached : end])
         return Slot(
-            sequence,
-            self._active.index(sequence),
-            sequence.num_cached,
-            tokens,
-            samples=end == sequence.num_prompt,
+            sequence, index, sequence.num_cached, tokens, samples=end == sequence.num_prompt
         )
 
+    def _decode(self) -> StepPlan:
+        prefilling = set(map(id, self._prefilling))
+        slots = tuple(
+            self._burst(index, row)
+            for index, row in self._table.items()
+            if id(row) not in prefilling
+        )
+        return self._over(slots, 0, row_bucket(slots[-1].index + 1), StepKind.DECODE)
+
     def _burst(self, index: int, sequence: Sequence) -> Slot:
+        tokens = tuple(sequence.ids[sequence.num_cached :])
         budget = min(sequence.route.draft_budget, sequence.remaining - 1)
-        return Slot(sequence, index, sequence.num_cached, (sequence.ids[-1],), budget)
+        return Slot(sequence, index, sequence.num_cached, tokens, budget)
+
+    def _over(self, slots: tuple[Slot, ...], first: int, num_rows: int, kind: StepKind) -> StepPlan:
+        """Return a plan over a range of slots.
+
+        Idle slots are written too. A hole goes along with the first row, so that rows of equal
+        length stay so; a row whose prompt is not done is written behind what it holds.
+        """
+        starts = [slots[0].start] * num_rows
+        for index, row in self._table.items():
+            if first <= index < first + num_rows:
+                starts[index - first] = row.num_cached
+        for slot in slots:
+            starts[slot.index - first] = slot.start
+        return StepPlan(kind, slots, first, tuple(starts))

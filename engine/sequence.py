@@ -91,6 +91,9 @@ class Sequence:
         num_cached: leading ids whose keys and values are in the row's slot. While decoding it is
             `len(ids) - 1`: the last token is fed by the next step.
         forced_ids: tokens to emit whatever is sampled; used to replay a recorded text.
+        twin: a row of the same prompt, whose slot is copied once its prompt is done.
+        cached_tokens: prompt tokens that were copied from somewhere instead of computed.
+        adapter: index of the row's LoRA adapter in engine.models.lora.AdapterSet; 0 is none.
     """
 
     request: Request
@@ -108,6 +111,9 @@ class Sequence:
     finish_reason: FinishReason | None = None
     error: str | None = None
     forced_ids: tuple[int, ...] = ()
+    twin: Sequence | None = None
+    cached_tokens: int = 0
+    adapter: int = 0
 
     def __post_init__(self) -> None:
         self.ids = list(self.request.prompt_ids)
@@ -166,6 +172,7 @@ class Sequence:
             lane=self.route.lane,
             lane_reason=self.route.reason,
             seed=self.seed,
+            cached_tokens=self.cached_tokens,
             target_calls=self.target_calls,
             drafted_by_position=tuple(self.drafts.drafted),
             accepted_by_position=tuple(self.drafts.accepted),

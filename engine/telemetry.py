@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from engine import arrays
+from engine.flight import Flight
 from engine.plan import StepKind
+from engine.request import TokenEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +18,8 @@ class StepReport:
 
     Args:
         rows: rows served.
-        positions: token positions computed, padding included.
+        positions: token positions computed, padding and idle rows included.
+        tokens: those of them that were a row's tokens or drafts.
         committed: tokens emitted.
         draft_s: time spent proposing drafts.
         mask_s: time spent on the host filling grammar masks.
@@ -25,6 +31,7 @@ class StepReport:
     rows: int
     max_rows: int
     positions: int
+    tokens: int
     prompt_tokens: int
     committed: int
     draft_s: float
@@ -46,19 +53,37 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Totals since the engine was opened.
+    """What is live now, and totals since the engine was opened.
 
     Args:
+        active: rows that hold a slot; `lanes` counts them by lane.
+        pending: rows that wait for one.
         host_syncs: waits for the device of the whole process, other engines included.
+        kv_bytes: bytes the target's keys and values take now.
+        projected_bytes: bytes the active rows may come to need, the drafter's cache included.
+        budget_bytes: the limit on projected_bytes, None when there is none.
+        positions: token positions computed; `tokens` of them were a row's, the rest is padding.
+        shapes: distinct (kind, rows, columns) of the steps so far.
     """
 
     submitted: int
-    waiting: int
+    pending: int
     active: int
     finished: int
+    lanes: Mapping[str, int]
     steps: int
     host_syncs: int
     kv_bytes: int
+    projected_bytes: int
+    budget_bytes: int | None
+    positions: int
+    tokens: int
+    shapes: frozenset[tuple[str, int, int]]
+
+    @property
+    def padding(self) -> float:
+        """Share of computed positions that were padding, 0 to 1."""
+        return 1 - self.tokens / self.positions if self.positions else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,3 +97,67 @@ class ReplayReport:
 
     step_s: tuple[float, ...]
     mask_s: tuple[float, ...]
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of one engine, kept as its steps land."""
+
+    submitted: int = 0
+    finished: int = 0
+    steps: int = 0
+    positions: int = 0
+    tokens: int = 0
+    shapes: set[tuple[str, int, int]] = field(default_factory=set)
+    syncs_before: int = field(default_factory=lambda: arrays.SYNCS.count)
+
+    def add(
+        self, flight: Flight, events: Sequence[TokenEvent], max_rows: int, ended_s: float
+    ) -> StepReport:
+        """Count a landed step and return its report."""
+        plan = flight.plan
+        report = StepReport(
+            kind=plan.kind,
+            rows=len(plan.slots),
+            max_rows=max_rows,
+            positions=flight.positions,
+            tokens=flight.num_tokens,
+            prompt_tokens=flight.num_tokens if plan.kind is StepKind.PREFILL else 0,
+            committed=sum(event.token_id is not None for event in events),
+            draft_s=flight.draft_s,
+            mask_s=flight.mask_s,
+            mask_positions=flight.mask_positions,
+            started_s=flight.started_s,
+            ended_s=ended_s,
+        )
+        self.steps += 1
+        self.positions += report.positions
+        self.tokens += report.tokens
+        self.shapes.add((plan.kind, plan.num_rows, flight.positions // plan.num_rows))
+        return report
+
+    def stats(
+        self,
+        *,
+        lanes: Sequence[str],
+        pending: int,
+        kv_bytes: int,
+        projected_bytes: int,
+        budget_bytes: int | None,
+    ) -> EngineStats:
+        """Return the totals with what is live now."""
+        return EngineStats(
+            submitted=self.submitted,
+            pending=pending,
+            active=len(lanes),
+            finished=self.finished,
+            lanes=dict(Counter(lanes)),
+            steps=self.steps,
+            host_syncs=arrays.SYNCS.count - self.syncs_before,
+            kv_bytes=kv_bytes,
+            projected_bytes=projected_bytes,
+            budget_bytes=budget_bytes,
+            positions=self.positions,
+            tokens=self.tokens,
+            shapes=frozenset(self.shapes),
+        )

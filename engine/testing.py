@@ -5,10 +5,12 @@ They go through the same loop as everything else; nothing of the engine is repla
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -17,6 +19,9 @@ from mlx.nn.layers.base import Module
 from numpy.typing import NDArray
 
 from engine.draft.source import DraftRequest, Proposal
+from engine.kv_budget import KvCosts
+from engine.models.adapter_fit import linear_shape
+from engine.models.layer_tree import named_layers
 from engine.models.load import LoadedModel, load_model
 from engine.request import Request, SamplingParams
 from engine.sequence import Sequence
@@ -29,6 +34,38 @@ CLEAR = 30.0
 def tiny_model() -> LoadedModel:
     """Return the registry's two-layer random model with its byte tokenizer."""
     return load_model("tiny-thinking")
+
+
+def write_adapter(
+    folder: Path,
+    model: LoadedModel,
+    seed: int = 0,
+    *,
+    rank: int = 4,
+    layers: tuple[str, ...] = ("q_proj", "v_proj", "down_proj"),
+    strength: float = 0.5,
+) -> Path:
+    """Write a random LoRA adapter as MLX-LM does and return its folder.
+
+    Args:
+        layers: last names of the layers it touches, in every block.
+        strength: deviation of what it adds, in units of the layer's input.
+    """
+    draw = np.random.default_rng(seed)
+    weights: dict[str, mx.array] = {}
+    for path, layer in named_layers(model.model).items():
+        if path.rpartition(".")[2] in layers:
+            outputs, inputs = linear_shape(layer)
+            down = draw.standard_normal((inputs, rank)) * inputs**-0.5
+            up = draw.standard_normal((rank, outputs)) * rank**-0.5
+            weights[f"{path}.lora_a"] = mx.array(down.astype(np.float32))
+            weights[f"{path}.lora_b"] = mx.array(up.astype(np.float32))
+    parameters = {"rank": rank, "scale": strength, "dropout": 0.0}
+    config = {"fine_tune_type": "lora", "num_layers": -1, "lora_parameters": parameters}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(folder / "adapters.safetensors"), weights)
+    return folder
 
 
 class TableModel(Module):
@@ -115,6 +152,11 @@ class ScriptedDrafter:
 
     def open(self, target: LoadedModel) -> None:
         """Nothing to bind."""
+
+    @property
+    def kv_costs(self) -> KvCosts:
+        """It keeps no cache."""
+        return KvCosts(per_token=0)
 
     def propose(self, requests: Rows[DraftRequest]) -> list[Proposal]:
         """Return the script's tokens, uncut: the engine has to cope."""

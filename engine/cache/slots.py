@@ -15,12 +15,7 @@ from functools import cached_property
 
 import mlx.core as mx
 
-from engine.config import CAPACITY_BLOCK
-
-
-def round_up(number: int, block: int) -> int:
-    """Return the smallest multiple of `block` that is at least `number`."""
-    return -(-number // block) * block
+from engine.shapes import CAPACITY_BLOCK, round_up
 
 
 @dataclass(frozen=True)
@@ -137,11 +132,19 @@ class SlotCache:
         self.capacity = max(self.capacity, round_up(shape.end, CAPACITY_BLOCK))
         return [LayerView(self, layer, shape) for layer in range(len(self._keys))]
 
+    def resize(self, num_slots: int, capacity: int) -> None:
+        """Give every layer room for `num_slots` rows of `capacity` positions; contents are kept."""
+        self.num_slots, self.capacity = num_slots, capacity
+        for arrays in (self._keys, self._values):
+            for layer, array in enumerate(arrays):
+                if array is not None:
+                    arrays[layer] = self._sized(array)
+
     def move(self, source: int, destination: int) -> None:
         """Copy one slot over another, in all layers."""
         for arrays in (self._keys, self._values):
             for array in arrays:
-                if array is not None and source < array.shape[0]:
+                if array is not None:
                     array[destination] = array[source]
 
     def mask(self, shape: StepShape, window: int | None) -> mx.array:
@@ -162,7 +165,10 @@ class SlotCache:
         return held_keys[rows, :, : shape.extent], held_values[rows, :, : shape.extent]
 
     def _put(self, held: mx.array | None, shape: StepShape, new: mx.array) -> mx.array:
-        held = self._grown(held, new)
+        if held is None:
+            slots, (_, heads, _, dim) = self.num_slots, new.shape
+            held = mx.zeros((slots, heads, self.capacity, dim), new.dtype)
+        held = self._sized(held)
         first, last = shape.first, shape.first + shape.rows
         if shape.is_uniform:
             held[first:last, :, shape.starts[0] : shape.end] = new
@@ -173,15 +179,12 @@ class SlotCache:
         held[first:last] = mx.put_along_axis(held[first:last], index, new, axis=2)
         return held
 
-    def _grown(self, held: mx.array | None, new: mx.array) -> mx.array:
-        """Return `held` with room for `num_slots` rows of `capacity` positions."""
-        _, heads, _, dim = new.shape
-        full = (self.num_slots, heads, self.capacity, dim)
-        if held is None:
-            return mx.zeros(full, new.dtype)
-        if held.shape == full:
+    def _sized(self, held: mx.array) -> mx.array:
+        """Return `held` with `num_slots` rows of `capacity` positions."""
+        slots, heads, capacity, dim = held.shape
+        if (slots, capacity) == (self.num_slots, self.capacity):
             return held
-        grown = mx.zeros(full, new.dtype)
-        slots, _, capacity, _ = held.shape
-        grown[:slots, :, :capacity] = held
-        return grown
+        kept = held[: self.num_slots, :, : self.capacity]
+        sized = mx.zeros((self.num_slots, heads, self.capacity, dim), held.dtype)
+        sized[: kept.shape[0], :, : kept.shape[2]] = kept
+        return sized

@@ -12,6 +12,7 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
 from engine.draft.source import DraftRequest, Proposal
+from engine.kv_budget import KvCosts
 from engine.models.load import LoadedModel
 from engine.sequence import Sequence
 
@@ -60,6 +61,11 @@ class NgramDrafter:
 
     def open(self, target: LoadedModel) -> None:
         """Nothing to bind: ids are ids."""
+
+    @property
+    def kv_costs(self) -> KvCosts:
+        """It keeps no cache."""
+        return KvCosts(per_token=0)
 
     def propose(self, requests: Rows[DraftRequest]) -> list[Proposal]:
         """Return up to `budget` ids for each row."""

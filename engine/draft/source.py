@@ -11,6 +11,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from engine.kv_budget import KvCosts
 from engine.models.load import LoadedModel
 from engine.sequence import Sequence
 
@@ -47,6 +48,11 @@ class DraftSource(Protocol):
 
     def open(self, target: LoadedModel) -> None:
         """Bind to a target once; raises ModelError when the pair does not fit."""
+        ...
+
+    @property
+    def kv_costs(self) -> KvCosts:
+        """What a slot costs in the drafter's own cache; nothing when it has none."""
         ...
 
     def propose(self, requests: Rows[DraftRequest]) -> list[Proposal]:

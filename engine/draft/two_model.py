@@ -22,14 +22,16 @@ from engine import arrays
 from engine.backend import shape_block
 from engine.draft.source import DraftRequest, Proposal
 from engine.grammar.mask import apply_mask, bar_tokens, bits_of
+from engine.kv_budget import KvCosts
 from engine.models.load import LoadedModel, check_same_vocabulary
-from engine.plan import step_width
+from engine.plan import RowRange
 from engine.rejection import Stream, law, stream_seeds
 from engine.row_params import Draws, RowParams
-from engine.rows import RowTable
+from engine.rows import SlotTable
 from engine.runner import Runner
 from engine.sampler import Adjustment, adjust, choose, gumbel_noise
 from engine.sequence import Sequence
+from engine.shapes import prefill_width, row_bucket, step_width
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +97,7 @@ class TwoModelDrafter:
         self._vocab_size = model.vocab_size
         self._prefill_chunk = prefill_chunk
         self._runner = Runner(model, shape_block())
-        self._table: RowTable[DraftRow] = RowTable()
+        self._table: SlotTable[DraftRow] = SlotTable()
         self._by_sequence: dict[int, DraftRow] = {}
         self._params = RowParams()
         self._end_bits = bits_of((), model.vocab_size)
@@ -106,8 +108,15 @@ class TwoModelDrafter:
         self._vocab_size = target.vocab_size
         self._end_bits = bits_of(target.eos_ids, target.vocab_size)
 
+    @property
+    def kv_costs(self) -> KvCosts:
+        """What a slot costs in the drafter's cache."""
+        return self._runner.kv_costs
+
     def propose(self, requests: Rows[DraftRequest]) -> list[Proposal]:
         """Return exactly `budget` ids for each row; waits for the device once."""
+        for source, destination in self._table.compact():
+            self._runner.cache.move(source, destination)
         rows = [self._row(request.sequence) for request in requests]
         for row in rows:
             self._prefill(row)
@@ -127,12 +136,9 @@ class TwoModelDrafter:
     def close(self, sequence: Sequence) -> None:
         """Free the row's slot."""
         row = self._by_sequence.pop(id(sequence), None)
-        if row is None:
-            return
-        self._params.leave(sequence)
-        move = self._table.leave(row)
-        if move is not None:
-            self._runner.cache.move(*move)
+        if row is not None:
+            self._table.leave(row)
+            self._params.leave(sequence)
 
     def _row(self, sequence: Sequence) -> DraftRow:
         if id(sequence) not in self._by_sequence:
@@ -147,40 +153,45 @@ class TwoModelDrafter:
         while len(ids) - row.num_cached > 2:
             end = min(row.num_cached + self._prefill_chunk, len(ids) - 1)
             chunk = ids[row.num_cached : end]
-            arrays.launch(self._runner.prefill(slot, row.num_cached, chunk))
+            padded = arrays.ids_array([chunk], prefill_width(len(chunk)))
+            rows = RowRange(slot, (row.num_cached,), (len(chunk),), adapters=(0,))
+            arrays.launch(self._runner.prefill(padded, rows))
             row.num_cached = end
 
     def _chain(self, num_tokens: int) -> list[Drawn]:
-        """Return `num_tokens` chained choices of every row in the table.
+        """Return `num_tokens` chained choices of every slot in use.
 
-        Rows that asked for fewer, or for none, are computed too: the range of slots is contiguous,
-        and what they write is forgotten by not being counted.
+        Rows that asked for fewer, or for none, and holes are computed too: the range of slots is
+        contiguous, and what they write is forgotten by not being counted.
         """
-        rows = list(self._table)
-        self._params.seat((index, row.sequence) for index, row in enumerate(rows))
-        unseen = [row.sequence.ids[row.num_cached :][:2] for row in rows]
-        width = step_width(max(len(tokens) for tokens in unseen))
-        logits = self._runner.forward(
-            arrays.ids_array(unseen, width), 0, [row.num_cached for row in rows]
-        )
+        rows = [self._table.at(slot) for slot in range(row_bucket(self._table.num_slots))]
+        self._params.seat((slot, row.sequence) for slot, row in self._table.items())
+        unseen = [[0] if row is None else row.sequence.ids[row.num_cached :][:2] for row in rows]
+        width = step_width(max(map(len, unseen)))
+        counts = [len(tokens) for tokens in unseen]
+        logits = self._runner.forward(arrays.ids_array(unseen, width), _range(rows, 0, counts))
         last = mx.array([len(tokens) - 1 for tokens in unseen])
         scores = mx.take_along_axis(logits, last[:, None, None], axis=1)[:, 0]
         drawn = [self._choose(scores, rows, 0)]
         for row, seen in zip(rows, unseen, strict=True):
-            row.num_cached += len(seen)
+            if row is not None:
+                row.num_cached += len(seen)
         for offset in range(1, num_tokens):
-            starts = [row.num_cached + offset - 1 for row in rows]
-            scores = self._runner.forward(drawn[-1].ids[:, None], 0, starts)[:, 0]
+            where = _range(rows, offset - 1, [1] * len(rows))
+            scores = self._runner.forward(drawn[-1].ids[:, None], where)[:, 0]
             drawn.append(self._choose(scores, rows, offset))
         return drawn
 
-    def _choose(self, scores: mx.array, rows: list[DraftRow], offset: int) -> Drawn:
+    def _choose(self, scores: mx.array, rows: list[DraftRow | None], offset: int) -> Drawn:
         """Return the choice of every row after `offset` drafts."""
-        scores = _fit(scores, self._vocab_size)
         records = self._params.records(0, len(rows))
-        positions = np.array([row.sequence.num_emitted + offset for row in rows])
-        touched = np.flatnonzero(~records["is_plain"]).tolist()
-        scores = adjust(scores, [_adjustment(index, rows[index].sequence) for index in touched])
+        positions = np.array([row.sequence.num_emitted + offset if row else 0 for row in rows])
+        touched = [
+            _adjustment(index, row.sequence)
+            for index, row in enumerate(rows)
+            if row is not None and not records["is_plain"][index]
+        ]
+        scores = adjust(_fit(scores, self._vocab_size), touched)
         scores = self._bar_ends(scores, np.flatnonzero(positions < records["min_tokens"]))
         return self._draw(scores, Draws(records, positions))
 
@@ -190,6 +201,12 @@ class TwoModelDrafter:
         bitmask = np.full((scores.shape[0], len(self._end_bits)), -1, dtype=np.int32)
         bar_tokens(bitmask, barred, self._end_bits)
         return apply_mask(scores, mx.array(bitmask))
+
+
+def _range(rows: list[DraftRow | None], offset: int, counts: list[int]) -> RowRange:
+    """Return where rows are fed, `offset` tokens behind what they hold."""
+    starts = tuple(0 if row is None else row.num_cached + offset for row in rows)
+    return RowRange(0, starts, tuple(counts), adapters=(0,) * len(rows))
 
 
 def _adjustment(index: int, sequence: Sequence) -> Adjustment:

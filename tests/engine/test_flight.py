@@ -64,8 +64,9 @@ def select(
     selector: Selector, slots: list[Slot], drafts: list[Draft], logits: mx.array
 ) -> tuple[list[list[int]], Flight]:
     """The choices of a step and the flight, read."""
-    plan = StepPlan(StepKind.DECODE, tuple(slots))
-    flight = Flight(plan, tuple(drafts), logits, WIDTH, 0.0)
+    num_rows = logits.shape[0] // WIDTH
+    plan = StepPlan(StepKind.DECODE, tuple(slots), slots[0].index, (0,) * num_rows)
+    flight = Flight(plan, tuple(drafts), logits, WIDTH, num_rows * WIDTH, 0.0)
     tokens = selector.select(flight)
     assert tokens is not None
     return flight.read(tokens), flight

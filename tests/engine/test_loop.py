@@ -284,7 +284,7 @@ def test_cancel_in_any_phase_frees_the_row_and_leaves_survivors_alone(
         for request_id in fillers:
             assert engine.completion(request_id).finish_reason is FinishReason.LENGTH
         stats = engine.stats()
-        assert (stats.active, stats.waiting) == (0, 0)
+        assert (stats.active, stats.pending) == (0, 0)
 
 
 def test_a_waiting_row_starts_in_the_step_after_a_slot_is_freed() -> None:

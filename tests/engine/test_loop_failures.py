@@ -28,32 +28,34 @@ LANES = {
 
 
 class FailingDrafter(ScriptedDrafter):
-    """Drafts nonsense and raises once, in one of its methods."""
+    """Drafts nonsense and raises in one of its methods, once or whenever a row is concerned."""
 
-    def __init__(self, method: str) -> None:
+    def __init__(self, method: str, victim: int | None = None) -> None:
         super().__init__(lambda sequence: [sequence.ids[-1]] * 3)
         self.fails_in = method
-        self.calls_left = {"propose": 3, "commit": 3, "close": 1}[method]
+        self.victim = victim
+        self.calls_left = 3 if victim is None else 10**9
 
-    def _fail(self, method: str) -> None:
-        if method == self.fails_in:
-            self.calls_left -= 1
-            if self.calls_left == 0:
-                raise RuntimeError(f"broken in {method}")
+    def _fail(self, method: str, sequences: list[Sequence]) -> None:
+        if method != self.fails_in:
+            return
+        self.calls_left -= 1
+        if self.calls_left == 0 or any(row.ids[0] == self.victim for row in sequences):
+            raise RuntimeError(f"broken in {method}")
 
     def propose(self, requests: Rows[DraftRequest]) -> list[list[int]]:
         """Raise, or propose."""
-        self._fail("propose")
+        self._fail("propose", [request.sequence for request in requests])
         return super().propose(requests)
 
     def commit(self, sequence: Sequence, num_accepted: int) -> None:
         """Raise, or record."""
-        self._fail("commit")
+        self._fail("commit", [sequence])
         super().commit(sequence, num_accepted)
 
     def close(self, sequence: Sequence) -> None:
         """Raise, or forget."""
-        self._fail("close")
+        self._fail("close", [sequence])
         super().close(sequence)
 
 
@@ -74,14 +76,41 @@ def two_rows() -> list[Request]:
     return [Request(prompt_ids=ids, max_tokens=12, ignore_eos=True) for ids in prompts]
 
 
-@pytest.mark.parametrize("method", ["propose", "commit", "close"])
-def test_a_drafter_that_raises_costs_a_step_and_no_token(method: str) -> None:
+def test_a_drafter_that_fails_once_for_a_whole_step_costs_nothing() -> None:
     oracle = Oracle(tiny_model())
-    engine = Engine(tiny_model(), LANES["batch+spec"], FailingDrafter(method))
-    completions, failures = run_through_failures(engine, two_rows())
-    assert failures == 1
-    for request, completion in zip(two_rows(), completions, strict=True):
+    engine = Engine(tiny_model(), LANES["batch+spec"], FailingDrafter("propose"))
+    for request, completion in zip(two_rows(), engine.generate(two_rows()), strict=True):
         assert list(completion.token_ids) == oracle.generate(request)
+
+
+@pytest.mark.parametrize("method", ["propose", "commit"])
+def test_a_row_whose_drafter_fails_ends_alone_with_an_error(method: str) -> None:
+    oracle = Oracle(tiny_model())
+    engine = Engine(tiny_model(), LANES["batch+spec"], FailingDrafter(method, victim=65))
+    broken, whole = engine.generate(two_rows())
+    assert broken.finish_reason is FinishReason.ERROR
+    assert broken.error is not None
+    assert f"RuntimeError: broken in {method}" in broken.error
+    assert list(whole.token_ids) == oracle.generate(two_rows()[1])
+    assert engine.stats().active == 0
+
+
+def test_a_drafter_that_cannot_forget_a_row_disturbs_nobody() -> None:
+    oracle = Oracle(tiny_model())
+    engine = Engine(tiny_model(), LANES["batch+spec"], FailingDrafter("close", victim=65))
+    for request, completion in zip(two_rows(), engine.generate(two_rows()), strict=True):
+        assert list(completion.token_ids) == oracle.generate(request)
+
+
+def test_a_drafter_that_answers_for_too_few_rows_breaks_the_rows_it_left_out() -> None:
+    class Short(ScriptedDrafter):
+        def propose(self, requests: Rows[DraftRequest]) -> list[list[int]]:
+            return super().propose(requests)[1:]
+
+    engine = Engine(tiny_model(), LANES["batch+spec"], Short(lambda sequence: []))
+    for completion in engine.generate(two_rows()):
+        assert completion.error is not None
+        assert "0 proposals for 1 rows" in completion.error
 
 
 @pytest.mark.parametrize("lane", ["serial", "batch", "batch+spec"])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-import engine.loop
+import engine.propose
 from engine import arrays, rejection
 from engine.config import EngineConfig
 from engine.draft.registry import build_drafter
@@ -223,7 +223,7 @@ def test_forgetting_the_draft_a_proposal_was_cut_at_fails_the_same_test(
     def cut_short(ids: tuple[int, ...] = (), tail: object = (), scores: object = None) -> Draft:
         return Draft(ids, (), None if scores is None or not ids else scores[: len(ids)])
 
-    monkeypatch.setattr(engine.loop, "Draft", cut_short)
+    monkeypatch.setattr(engine.propose, "Draft", cut_short)
     settings = {"constraint": UP_TO_THREE}
     assert short_p_value(table_drafter(ENDING_FAR), 1_000, masked_law, **settings) < 1e-4
 
