@@ -20,6 +20,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from engine.backend import backend_info
+from engine.cache.layout import build_stores
 from engine.cache.slots import SlotCache
 from engine.models.blocked import BLOCKED, blocked_matmul
 from engine.models.load import load_model
@@ -67,13 +68,16 @@ def products(weights: list[mx.array], rows: int) -> dict[str, float]:
 
 def forwards(model: nn.Module, rows: int) -> dict[str, float]:
     """CPU milliseconds of one forward."""
-    cache = SlotCache(len(model.layers))
-    mx.eval(model(mx.zeros((1, CONTEXT), mx.int32), cache=cache.views(0, [0], CONTEXT)))
+    cache = SlotCache(build_stores("model", model))
+    cache.make_room(1, CONTEXT + rows)
+    views = cache.views(0, [0], [CONTEXT], CONTEXT)
+    mx.eval(model(mx.zeros((1, CONTEXT), mx.int32), cache=views))
 
     def forward(classes: dict[type, type]) -> mx.array:
         swap(model, classes)
         ids = mx.ones((1, rows), mx.int32)
-        return mx.argmax(model(ids, cache=cache.views(0, [CONTEXT], rows)), axis=-1)
+        views = cache.views(0, [CONTEXT], [rows], rows)
+        return mx.argmax(model(ids, cache=views), axis=-1)
 
     return fastest({"plain": lambda: forward(PLAIN), "tuned": lambda: forward(TUNED)})
 

@@ -23,7 +23,7 @@ def setting(
     *,
     low: float | None = None,
     high: float | None = None,
-    choices: tuple[str, ...] | None = None,
+    choices: tuple[str | int, ...] | None = None,
 ) -> Any:
     """Return a dataclass field whose metadata carries the setting's help text and bounds."""
     metadata = {"help": help, "low": low, "high": high, "choices": choices}
@@ -35,8 +35,10 @@ def check_settings(config: Any) -> None:
     for item in fields(config):
         value, meta = getattr(config, item.name), item.metadata
         low, high, choices = meta.get("low"), meta.get("high"), meta.get("choices")
-        if choices is not None and value not in choices:
-            raise SettingError(f"{item.name} is {value!r}; it must be one of {', '.join(choices)}")
+        is_unset = value is None and item.default is None
+        if choices is not None and not is_unset and not _is_one_of(value, choices):
+            listed = ", ".join(str(choice) for choice in choices)
+            raise SettingError(f"{item.name} is {value!r}; it must be one of {listed}")
         if item.type == "bool" and not isinstance(value, bool):
             raise SettingError(f"{item.name} is {value!r}; it must be true or false")
         if item.type == "tuple[str, ...]" and not _are_texts(value):
@@ -49,6 +51,11 @@ def check_settings(config: Any) -> None:
             raise SettingError(f"{item.name} is {value!r}; it must be a whole number")
         if not ((low is None or value >= low) and (high is None or value <= high)):
             raise SettingError(f"{item.name} is {value!r}; it must be between {low} and {high}")
+
+
+def _is_one_of(value: Any, choices: tuple[str | int, ...]) -> bool:
+    """Equal and of one type: 8.0 is not 8."""
+    return any(type(value) is type(choice) and value == choice for choice in choices)
 
 
 def _are_texts(value: Any) -> bool:
@@ -111,6 +118,11 @@ class EngineConfig:
     )
     kv_budget_gb: float | None = setting(
         None, "most GB of keys and values that admitted rows may come to need", low=0, high=2**20
+    )
+    kv_bits: int | None = setting(
+        None,
+        "bits of each number in cached keys and values, 8 or 4; unset keeps them unquantised",
+        choices=(8, 4),
     )
     pipelined: bool = setting(
         True, "launch the next plain step before the last one is read by the host"

@@ -56,7 +56,8 @@ class Flight:
     """A launched step.
 
     Args:
-        drafts: what is judged for each slot.
+        drafts: what is judged for each slot; a row whose draft has no mask loses it.
+        counts: tokens fed to each row, idle ones included, [rows].
         logits: [rows * width, vocab] with the rows of the plan's range, None when the step
             samples nothing.
         width: columns of logits of each row.
@@ -67,6 +68,7 @@ class Flight:
 
     plan: StepPlan
     drafts: tuple[Draft, ...]
+    counts: tuple[int, ...]
     logits: mx.array | None
     width: int
     positions: int
@@ -82,13 +84,6 @@ class Flight:
     def is_over(self) -> bool:
         """True when no row is left that could take a token from it."""
         return all(slot.sequence.is_finished for slot in self.plan.slots)
-
-    @property
-    def num_tokens(self) -> int:
-        """Computed positions that are a row's tokens or drafts."""
-        return sum(slot.num_known for slot in self.plan.slots) + sum(
-            len(draft.ids) for draft in self.drafts
-        )
 
     def column(self, slot: Slot) -> int:
         """Return the first column at which `slot` samples; a prompt chunk has one column."""

@@ -28,7 +28,7 @@ from engine.models.load import LoadedModel
 from engine.models.lora import load_adapters
 from engine.plan import Slot, StepKind, StepPlan
 from engine.propose import Proposer
-from engine.request import Completion, FinishReason, Request, TokenEvent
+from engine.request import Completion, FinishReason, Request, TokenEvent, TokenLogprobs
 from engine.routing import route
 from engine.runner import Runner
 from engine.scheduler import Scheduler
@@ -63,7 +63,9 @@ class Engine:
         self.config = config
         self.last_step: StepReport | None = None
         self._adapters = load_adapters(model, adapter_places(config.adapters))
-        self._runner = Runner(model, shape_block(), self._adapters)
+        self._runner = Runner(model, shape_block(), config.kv_bits, self._adapters)
+        if config.max_rows > 1:
+            self._runner.check_batch()
         self._grammars = GrammarCompiler(model.tokenizer.ll, model.vocab_size, model.eos_ids)
         self._selector = Selector(
             model.vocab_size, model.eos_ids, config.max_rows, config.acceptance
@@ -118,8 +120,9 @@ class Engine:
             )
             for index in range(num_rows)
         ]
-        for row in rows[1:]:
-            row.twin = rows[0]
+        if self._runner.cache.is_rewindable:  # the last prompt token is fed again, for its scores
+            for row in rows[1:]:
+                row.twin = rows[0]
         with self._lock:
             return [self._enqueue(row) for row in rows]
 
@@ -303,7 +306,9 @@ class Engine:
         started_s = time.perf_counter()
         admission = self._scheduler.admit()
         self._copy(admission.moves)
-        self._runner.make_room(self._scheduler.room(self._runner.room))
+        room = self._scheduler.room(self._runner.room)
+        self._runner.make_room(room)
+        self._proposer.make_room(room)
         self._copy(self._scheduler.share_prompts())
         plan = self._scheduler.plan()
         if plan is None:
@@ -328,19 +333,21 @@ class Engine:
         chunks = [slot.tokens for slot in plan.slots]
         ids = _ids_of(plan, chunks, prefill_width(max(map(len, chunks))))
         drafts = (Draft(),) * len(chunks)
-        hidden = self._runner.prefill(ids, plan.rows([draft.ids for draft in drafts]))
+        rows = plan.rows([draft.ids for draft in drafts])
+        hidden = self._runner.prefill(ids, rows)
         samples = any(slot.samples for slot in plan.slots)
         logits = self._runner.head(hidden) if samples else None
         arrays.launch(hidden if logits is None else logits)
-        return Flight(plan, drafts, logits, 1, ids.size, started_s)
+        return Flight(plan, drafts, rows.counts, logits, 1, ids.size, started_s)
 
     def _forward(
         self, plan: StepPlan, ids: mx.array, drafts: tuple[Draft, ...], started_s: float
     ) -> Flight:
-        logits = self._runner.forward(ids, plan.rows([draft.ids for draft in drafts]))
+        rows = plan.rows([draft.ids for draft in drafts])
+        logits = self._runner.forward(ids, rows)
         logits = logits.reshape(-1, logits.shape[-1])
         arrays.launch(logits)
-        return Flight(plan, drafts, logits, ids.shape[1], ids.size, started_s)
+        return Flight(plan, drafts, rows.counts, logits, ids.shape[1], ids.size, started_s)
 
     def _follow(self, flight: Flight, tokens: mx.array | None) -> Flight | None:
         """Launch the next forward on tokens the host has not read, where nothing hinges on them."""
@@ -356,38 +363,55 @@ class Engine:
 
     def _land(self, flight: Flight, chosen: list[list[int]] | None) -> list[TokenEvent]:
         """Commit what a step chose; rows that were cancelled meanwhile are passed over."""
-        served = [
-            (slot, draft)
+        verdicts = [
+            self._judge(flight, slot, draft, chosen)
             for slot, draft in zip(flight.plan.slots, flight.drafts, strict=True)
-            if not slot.sequence.is_finished
         ]
-        verdicts = [self._judge(flight, slot, draft, chosen) for slot, draft in served]
+        held = self._settle(flight, verdicts)
         events: list[TokenEvent] = []
-        for (slot, draft), verdict in zip(served, verdicts, strict=True):
-            sequence = slot.sequence
-            sequence.num_cached = slot.start + slot.num_known
-            if verdict is None:
-                continue
-            sequence.target_calls += flight.plan.kind is StepKind.DECODE
-            if sequence.error is not None:
-                events.append(emit.fail(sequence, sequence.error))
-            else:
-                sequence.num_cached += verdict.num_accepted
-                entries = flight.logprobs.get(flight.plan.row(slot), ())
-                events += emit.commit(
-                    sequence, verdict, bool(draft.ids), self.model.eos_ids, entries
-                )
-            if sequence.is_finished:
-                self._finish(sequence)
+        for slot, draft, verdict in zip(flight.plan.slots, flight.drafts, verdicts, strict=True):
+            sequence, row = slot.sequence, flight.plan.row(slot)
+            if not sequence.is_finished:
+                sequence.num_cached = slot.start + held[row]
+                entries = flight.logprobs.get(row, ())
+                events += self._commit(sequence, verdict, bool(draft.ids), entries)
+                sequence.target_calls += flight.plan.kind is StepKind.DECODE
+        for slot in flight.plan.slots:
+            is_live = self._live.get(slot.sequence.request.request_id) is slot.sequence
+            if slot.sequence.is_finished and is_live:
+                self._finish(slot.sequence)
         return events
+
+    def _commit(
+        self,
+        sequence: Sequence,
+        verdict: Verdict | None,
+        was_drafted: bool,
+        logprobs: Many[TokenLogprobs],
+    ) -> list[TokenEvent]:
+        if verdict is None:
+            return []
+        if sequence.error is not None:
+            return [emit.fail(sequence, sequence.error)]
+        return emit.commit(sequence, verdict, was_drafted, self.model.eos_ids, logprobs)
+
+    def _settle(self, flight: Flight, verdicts: list[Verdict | None]) -> tuple[int, ...]:
+        """Let the cache forget rejected drafts; returns how many fed tokens each row holds."""
+        kept = [0] * flight.plan.num_rows
+        for slot, verdict in zip(flight.plan.slots, verdicts, strict=True):
+            accepted = 0 if verdict is None else verdict.num_accepted
+            kept[flight.plan.row(slot)] = slot.num_known + accepted
+        if tuple(kept) == flight.counts:
+            return flight.counts
+        return self._runner.settle(flight.plan.first, kept)
 
     def _judge(
         self, flight: Flight, slot: Slot, draft: Draft, chosen: list[list[int]] | None
     ) -> Verdict | None:
         """Judge a row's drafts and tell the drafter, before any row changes."""
-        if chosen is None or not slot.samples:
-            return None
         sequence = slot.sequence
+        if chosen is None or not slot.samples or sequence.is_finished:
+            return None
         choices = chosen[flight.plan.row(slot)][flight.column(slot) :]
         verdict = accept_match(
             [sequence.forced_next] if sequence.forced_ids else choices, draft.ids

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Many
 
 from engine.draft.source import DraftRequest, DraftSource, Proposal
 from engine.flight import Draft
-from engine.kv_budget import KvCosts
+from engine.kv_budget import KvCosts, Rectangle
 from engine.models.load import LoadedModel
 from engine.plan import Slot
 from engine.sequence import Sequence
@@ -41,6 +41,11 @@ class Proposer:
     def kv_costs(self) -> KvCosts:
         """What a slot costs in the drafter's own cache."""
         return KvCosts(per_token=0) if self._drafter is None else self._drafter.kv_costs
+
+    def make_room(self, room: Rectangle) -> None:
+        """Let the drafter's own cache take at most this size."""
+        if self._drafter is not None:
+            self._drafter.make_room(room)
 
     @property
     def has_leavers(self) -> bool:

@@ -1,13 +1,16 @@
 """Plans become arrays here: one forward of one model over a range of slots.
 
-The runner owns the model and its cache. It never waits for the device.
+The runner owns the model and its cache. It never waits for the device, except when it is built.
 """
 
 from __future__ import annotations
 
-import mlx.core as mx
-from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+from collections.abc import Sequence
 
+import mlx.core as mx
+
+from engine.cache.layout import build_stores
+from engine.cache.probe import probe_steps
 from engine.cache.slots import SlotCache
 from engine.errors import ModelError
 from engine.kv_budget import KvCosts, Rectangle
@@ -22,38 +25,50 @@ class Runner:
 
     Args:
         model: the model to run.
-        read_block: see engine.cache.slots.StepShape.
+        read_block: see engine.cache.shape.StepShape.
+        kv_bits: bits of a key's or value's number, 8 or 4; None leaves them as they come.
         adapters: LoRA adapters of `model` that rows may ask for.
 
     Raises:
-        ModelError: a layer keeps something else than keys and values.
+        ModelError: a layer keeps something that does not fit a slot, or the model file does not
+            compute right with slots.
     """
 
     def __init__(
-        self, model: LoadedModel, read_block: int = 1, adapters: AdapterSet | None = None
+        self,
+        model: LoadedModel,
+        read_block: int = 1,
+        kv_bits: int | None = None,
+        adapters: AdapterSet | None = None,
     ) -> None:
-        check_caches(model)
+        stores = build_stores(model.name, model.model, kv_bits)
+        self._support = probe_steps(model.name, model.model, kv_bits)
+        self._name = model.name
         self._adapters = adapters or AdapterSet(model)
         self._backbone, self._head = split_head(self._adapters.model.model)
-        self.cache = SlotCache(model.num_layers, read_block)
-        scratch = SlotCache(model.num_layers)
-        self._backbone(mx.array([[0]]), scratch.views(0, (0,), 1))
-        self._token_bytes = scratch.num_bytes // scratch.capacity
+        self.cache = SlotCache(stores, read_block)
+
+    def check_batch(self) -> None:
+        """Raise ModelError when rows of different lengths cannot share a step."""
+        if self._support.ragged_fault:
+            raise ModelError(
+                f"{self._name} cannot compute rows of different lengths together "
+                f"({self._support.ragged_fault}); set max_rows to 1"
+            )
 
     @property
     def kv_costs(self) -> KvCosts:
         """What a slot of the cache costs."""
-        return KvCosts(per_token=self._token_bytes)
-
-    def make_room(self, room: Rectangle) -> None:
-        """Size the cache."""
-        if room != self.room:
-            self.cache.resize(room.num_slots, room.capacity)
+        return KvCosts(per_token=self.cache.bytes_per_token, per_slot=self.cache.bytes_per_row)
 
     @property
     def room(self) -> Rectangle:
         """The size of the cache."""
         return Rectangle(self.cache.num_slots, self.cache.capacity)
+
+    def make_room(self, room: Rectangle) -> None:
+        """Take exactly this much cache; what fits is kept."""
+        self.cache.resize(room.num_slots, room.capacity)
 
     def prefill(self, ids: mx.array, rows: RowRange) -> mx.array:
         """Feed prompt tokens.
@@ -63,9 +78,13 @@ class Runner:
 
         Returns:
             Hidden states after each row's last token, [rows, hidden]; apply `head` to score.
+            That of an idle row means nothing.
         """
-        last = mx.array([max(count - 1, 0) for count in rows.counts])[:, None, None]
-        return mx.take_along_axis(self._feed(ids, rows), last, axis=1)[:, 0]
+        hidden = self._feed(ids, rows)
+        if min(rows.counts) == ids.shape[1]:
+            return hidden[:, -1]
+        last = mx.array([max(count - 1, 0) for count in rows.counts])
+        return mx.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
 
     def forward(self, ids: mx.array, rows: RowRange) -> mx.array:
         """Feed a burst of each row.
@@ -78,21 +97,15 @@ class Runner:
         """
         return self._head(self._feed(ids, rows))
 
-    def _feed(self, ids: mx.array, rows: RowRange) -> mx.array:
-        self._adapters.select(rows.adapters)
-        return self._backbone(ids, self.cache.views(rows.first, rows.starts, ids.shape[1]))
-
     def head(self, hidden: mx.array) -> mx.array:
         """Return the logits of hidden states, [..., hidden] -> [..., vocab]."""
         return self._head(hidden)
 
+    def settle(self, first: int, kept: Sequence[int]) -> tuple[int, ...]:
+        """Forget what the last forward fed beyond `kept` tokens a row; see SlotCache.settle."""
+        return self.cache.settle(first, kept)
 
-def check_caches(model: LoadedModel) -> None:
-    """Raise ModelError unless every layer's state fits a slot: full or windowed attention."""
-    kinds = {type(cache) for cache in make_prompt_cache(model.model)}
-    others = sorted(kind.__name__ for kind in kinds - {KVCache, RotatingKVCache})
-    if others:
-        raise ModelError(
-            f"{model.name} keeps {', '.join(others)} in some layers; fm runs models whose layers "
-            "all are full or windowed attention, choose one of those"
-        )
+    def _feed(self, ids: mx.array, rows: RowRange) -> mx.array:
+        self._adapters.select(rows.adapters)
+        views = self.cache.views(rows.first, rows.starts, rows.counts, ids.shape[1])
+        return self._backbone(ids, views)

@@ -238,7 +238,8 @@ class Scheduler:
 
     def _burst(self, index: int, sequence: Sequence) -> Slot:
         tokens = tuple(sequence.ids[sequence.num_cached :])
-        budget = min(sequence.route.draft_budget, sequence.remaining - 1)
+        room = STEP_WIDTHS[-1] - len(tokens)
+        budget = min(sequence.route.draft_budget, sequence.remaining - 1, room)
         return Slot(sequence, index, sequence.num_cached, tokens, budget)
 
     def _over(self, slots: tuple[Slot, ...], first: int, num_rows: int, kind: StepKind) -> StepPlan:

@@ -115,14 +115,14 @@ class Tally:
         self, flight: Flight, events: Sequence[TokenEvent], max_rows: int, ended_s: float
     ) -> StepReport:
         """Count a landed step and return its report."""
-        plan = flight.plan
+        plan, num_tokens = flight.plan, sum(flight.counts)
         report = StepReport(
             kind=plan.kind,
             rows=len(plan.slots),
             max_rows=max_rows,
             positions=flight.positions,
-            tokens=flight.num_tokens,
-            prompt_tokens=flight.num_tokens if plan.kind is StepKind.PREFILL else 0,
+            tokens=num_tokens,
+            prompt_tokens=num_tokens if plan.kind is StepKind.PREFILL else 0,
             committed=sum(event.token_id is not None for event in events),
             draft_s=flight.draft_s,
             mask_s=flight.mask_s,

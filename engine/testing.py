@@ -19,7 +19,7 @@ from mlx.nn.layers.base import Module
 from numpy.typing import NDArray
 
 from engine.draft.source import DraftRequest, Proposal
-from engine.kv_budget import KvCosts
+from engine.kv_budget import KvCosts, Rectangle
 from engine.models.adapter_fit import linear_shape
 from engine.models.layer_tree import named_layers
 from engine.models.load import LoadedModel, load_model
@@ -157,6 +157,9 @@ class ScriptedDrafter:
     def kv_costs(self) -> KvCosts:
         """It keeps no cache."""
         return KvCosts(per_token=0)
+
+    def make_room(self, room: Rectangle) -> None:
+        """It keeps no cache."""
 
     def propose(self, requests: Rows[DraftRequest]) -> list[Proposal]:
         """Return the script's tokens, uncut: the engine has to cope."""

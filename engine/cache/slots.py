@@ -1,190 +1,137 @@
-"""The KV cache: one slot a row, left-aligned, with the length kept by whoever plans the step.
+"""The slot cache: one slot a row, left-aligned, with the length kept by whoever plans the step.
 
-A layer holds `[slots, kv_heads, capacity, head_dim]`. A step writes its tokens behind the row's
-length and reads under the mask `position <= length + i`, so a row joins by taking a slot, leaves by
-giving it up, and forgets rejected drafts by not counting them.
-
-mlx-lm's model files see a LayerView: they call `offset`, `update_and_fetch` and `make_mask`.
+Every layer has a store. A step writes its tokens behind the row's length and reads under the mask
+`position <= length + i`, so a row joins by taking a slot, leaves by giving it up, and forgets
+rejected drafts by not counting them; recurrent layers get their snapshot back (`settle`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from typing import Any
 
 import mlx.core as mx
 
+from engine.arrays import launch
+from engine.cache.shape import StepShape
+from engine.cache.store import LayerStore
 from engine.shapes import CAPACITY_BLOCK, round_up
 
-
-@dataclass(frozen=True)
-class StepShape:
-    """Where one forward reads and writes; shared by all layers of the step.
-
-    Args:
-        first: first slot.
-        starts: cache length of each row, [rows].
-        width: positions written per row; short rows write padding behind their last token, which
-            the next step overwrites.
-        read_block: the read extent is rounded up to a multiple of this, for stable shapes.
-    """
-
-    first: int
-    starts: tuple[int, ...]
-    width: int
-    read_block: int = 1
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return len(self.starts)
-
-    @property
-    def end(self) -> int:
-        """Positions the cache must have room for."""
-        return max(self.starts) + self.width
-
-    @property
-    def extent(self) -> int:
-        """Positions the step reads."""
-        return round_up(self.end, self.read_block)
-
-    @property
-    def is_uniform(self) -> bool:
-        """True when every row has the same length: plain slices do."""
-        return min(self.starts) == max(self.starts)
-
-    @cached_property
-    def offset(self) -> int | mx.array:
-        """Position of the first written token: a number, or [rows] when they differ."""
-        return self.starts[0] if self.is_uniform else mx.array(self.starts, dtype=mx.int32)
-
-    @cached_property
-    def positions(self) -> mx.array:
-        """Absolute position of every written token, [rows, width]."""
-        return mx.array(self.starts, dtype=mx.int32)[:, None] + mx.arange(self.width)[None]
-
-    def mask(self, window: int | None) -> mx.array:
-        """Return [rows, 1, width, extent], true where a query may look; rows=1 when uniform."""
-        positions = self.positions[:1] if self.is_uniform else self.positions
-        query = positions[:, None, :, None]
-        key = mx.arange(self.extent)[None, None, None]
-        seen = key <= query
-        return seen if window is None else seen & (key > query - window)
-
-
-class LayerView:
-    """One layer's cache as an mlx-lm model file sees it during one forward."""
-
-    def __init__(self, cache: SlotCache, layer: int, shape: StepShape) -> None:
-        self._cache = cache
-        self._layer = layer
-        self._shape = shape
-
-    @property
-    def offset(self) -> int | mx.array:
-        """Position of the step's first token, [rows] or one number for all."""
-        return self._shape.offset
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write [rows, kv_heads, width, head_dim]; return all positions up to the extent."""
-        return self._cache.write(self._layer, self._shape, keys, values)
-
-    def make_mask(
-        self, width: int, return_array: bool = False, window_size: int | None = None
-    ) -> mx.array | str | None:
-        """Return the attention mask in the cheapest form that says the same."""
-        shape = self._shape
-        fits = window_size is None or shape.end <= window_size
-        if fits and shape.is_uniform and shape.extent == shape.end and not return_array:
-            return None if width == 1 else "causal"
-        return self._cache.mask(shape, None if fits else window_size)
+Kept = tuple[tuple[mx.array, ...], ...]
+"""What some positions of one slot hold: the arrays of each layer."""
 
 
 class SlotCache:
-    """Keys and values of all layers for up to `max_slots` rows.
+    """What all layers keep for `num_slots` rows of up to `capacity` positions.
 
     Args:
-        num_layers: attention layers.
+        stores: one a layer, empty.
         read_block: see StepShape.
     """
 
-    def __init__(self, num_layers: int, read_block: int = 1) -> None:
-        self._keys: list[mx.array | None] = [None] * num_layers
-        self._values: list[mx.array | None] = [None] * num_layers
+    def __init__(self, stores: Sequence[LayerStore], read_block: int = 1) -> None:
+        self._stores = tuple(stores)
         self._read_block = read_block
-        self._masks: dict[int | None, mx.array] = {}
-        self._mask_shape: StepShape | None = None
+        self._last: StepShape | None = None
         self.num_slots = 0
         self.capacity = 0
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held by keys and values."""
-        held = [array for array in (*self._keys, *self._values) if array is not None]
-        return sum(array.nbytes for array in held)
+        """Bytes held by all layers."""
+        return sum(store.num_bytes for store in self._stores)
 
-    def views(self, first: int, starts: Sequence[int], width: int) -> list[LayerView]:
-        """Return what a model needs for one forward over `len(starts)` slots from `first`."""
-        shape = StepShape(first, tuple(starts), width, self._read_block)
-        self.num_slots = max(self.num_slots, first + shape.rows)
-        self.capacity = max(self.capacity, round_up(shape.end, CAPACITY_BLOCK))
-        return [LayerView(self, layer, shape) for layer in range(len(self._keys))]
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one position of one slot, all layers."""
+        return sum(store.bytes_per_token for store in self._stores)
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Bytes of one slot that do not grow with its positions: recurrent states."""
+        return sum(store.bytes_per_row for store in self._stores)
+
+    @property
+    def is_rewindable(self) -> bool:
+        """True when rejecting tokens costs nothing: no layer is recurrent."""
+        return self.bytes_per_row == 0
+
+    def projected_bytes(self, num_slots: int, capacity: int) -> int:
+        """Return what `num_bytes` is after `resize(num_slots, capacity)`."""
+        return num_slots * (capacity * self.bytes_per_token + self.bytes_per_row)
 
     def resize(self, num_slots: int, capacity: int) -> None:
-        """Give every layer room for `num_slots` rows of `capacity` positions; contents are kept."""
-        self.num_slots, self.capacity = num_slots, capacity
-        for arrays in (self._keys, self._values):
-            for layer, array in enumerate(arrays):
-                if array is not None:
-                    arrays[layer] = self._sized(array)
+        """Take exactly this room; slots and positions beyond it are lost, the others kept."""
+        if (num_slots, capacity) == (self.num_slots, self.capacity):
+            return
+        for store in self._stores:
+            store.resize(num_slots, capacity)
+        self.num_slots, self.capacity, self._last = num_slots, capacity, None
+
+    def make_room(self, num_slots: int, num_positions: int) -> None:
+        """Grow, never shrink, to hold this; capacity grows in blocks of CAPACITY_BLOCK."""
+        capacity = round_up(num_positions, CAPACITY_BLOCK)
+        self.resize(max(self.num_slots, num_slots), max(self.capacity, capacity))
+
+    def views(
+        self, first: int, starts: Sequence[int], counts: Sequence[int], width: int
+    ) -> list[Any]:
+        """Return what a model needs for one forward over `len(starts)` slots from `first`.
+
+        Args:
+            starts: cache length of each row.
+            counts: real tokens of each row; see StepShape for the rest of the width.
+            width: positions every row writes; all of them need room.
+        """
+        shape = StepShape(first, tuple(starts), tuple(counts), width, self._read_block)
+        assert shape.slots.stop <= self.num_slots, (shape, self.num_slots)
+        assert shape.end <= self.capacity, (shape, self.capacity)
+        self._last = shape
+        return [store.view(shape) for store in self._stores]
+
+    def settle(self, first: int, kept: Sequence[int]) -> tuple[int, ...]:
+        """Keep the first tokens of what the last step fed to each row, and forget the others.
+
+        A row with a recurrent layer that keeps fewer tokens than it was fed goes back to where the
+        step began: the caller feeds it again what it keeps.
+
+        Args:
+            first: first slot of the step.
+            kept: tokens to keep of each row, at most its count; 0 for idle rows.
+
+        Returns:
+            How many of the fed tokens each row holds now.
+        """
+        if self.is_rewindable:
+            return tuple(kept)
+        shape = self._last
+        assert shape is not None, "a step is settled once, before slots move or change size"
+        assert (first, len(kept)) == (shape.first, shape.rows), (first, kept, shape)
+        self._last = None
+        undone = [keep < count for keep, count in zip(kept, shape.counts, strict=True)]
+        if not any(undone):
+            return tuple(kept)
+        for store in self._stores:
+            store.restore(undone)
+        return tuple(0 if undo else keep for undo, keep in zip(undone, kept, strict=True))
 
     def move(self, source: int, destination: int) -> None:
         """Copy one slot over another, in all layers."""
-        for arrays in (self._keys, self._values):
-            for array in arrays:
-                if array is not None:
-                    array[destination] = array[source]
+        self._last = None
+        if source < self.num_slots:  # a row that left before it was fed has written nothing
+            for store in self._stores:
+                store.move(source, destination)
 
-    def mask(self, shape: StepShape, window: int | None) -> mx.array:
-        """Return the mask of a step, built once for all layers."""
-        if self._mask_shape is not shape:
-            self._mask_shape, self._masks = shape, {}
-        if window not in self._masks:
-            self._masks[window] = shape.mask(window)
-        return self._masks[window]
+    def read(self, slot: int, start: int, end: int) -> Kept:
+        """Return a copy of positions `start` to `end` of a slot, which later writes cannot change.
 
-    def write(
-        self, layer: int, shape: StepShape, keys: mx.array, values: mx.array
-    ) -> tuple[mx.array, mx.array]:
-        """Put a step's keys and values behind each row's length; see LayerView."""
-        self._keys[layer] = held_keys = self._put(self._keys[layer], shape, keys)
-        self._values[layer] = held_values = self._put(self._values[layer], shape, values)
-        rows = slice(shape.first, shape.first + shape.rows)
-        return held_keys[rows, :, : shape.extent], held_values[rows, :, : shape.extent]
+        A recurrent layer gives its state as it is, so `end` has to be the row's length then.
+        """
+        kept = tuple(store.read(slot, start, end) for store in self._stores)
+        launch(*(array for arrays in kept for array in arrays))
+        return kept
 
-    def _put(self, held: mx.array | None, shape: StepShape, new: mx.array) -> mx.array:
-        if held is None:
-            slots, (_, heads, _, dim) = self.num_slots, new.shape
-            held = mx.zeros((slots, heads, self.capacity, dim), new.dtype)
-        held = self._sized(held)
-        first, last = shape.first, shape.first + shape.rows
-        if shape.is_uniform:
-            held[first:last, :, shape.starts[0] : shape.end] = new
-            return held
-        index = mx.broadcast_to(shape.positions[:, None, :, None], new.shape)
-        if shape.rows == held.shape[0]:
-            return mx.put_along_axis(held, index, new, axis=2)
-        held[first:last] = mx.put_along_axis(held[first:last], index, new, axis=2)
-        return held
-
-    def _sized(self, held: mx.array) -> mx.array:
-        """Return `held` with `num_slots` rows of `capacity` positions."""
-        slots, heads, capacity, dim = held.shape
-        if (slots, capacity) == (self.num_slots, self.capacity):
-            return held
-        kept = held[: self.num_slots, :, : self.capacity]
-        sized = mx.zeros((self.num_slots, heads, self.capacity, dim), held.dtype)
-        sized[: kept.shape[0], :, : kept.shape[2]] = kept
-        return sized
+    def write(self, slot: int, start: int, kept: Kept) -> None:
+        """Put what `read` returned into a slot, from position `start`."""
+        for store, arrays in zip(self._stores, kept, strict=True):
+            store.write(slot, start, arrays)

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
 from engine.draft.source import DraftRequest, Proposal
-from engine.kv_budget import KvCosts
+from engine.kv_budget import KvCosts, Rectangle
 from engine.models.load import LoadedModel
 from engine.sequence import Sequence
 
@@ -66,6 +66,9 @@ class NgramDrafter:
     def kv_costs(self) -> KvCosts:
         """It keeps no cache."""
         return KvCosts(per_token=0)
+
+    def make_room(self, room: Rectangle) -> None:
+        """It keeps no cache."""
 
     def propose(self, requests: Rows[DraftRequest]) -> list[Proposal]:
         """Return up to `budget` ids for each row."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from engine.kv_budget import KvCosts
+from engine.kv_budget import KvCosts, Rectangle
 from engine.models.load import LoadedModel
 from engine.sequence import Sequence
 
@@ -53,6 +53,10 @@ class DraftSource(Protocol):
     @property
     def kv_costs(self) -> KvCosts:
         """What a slot costs in the drafter's own cache; nothing when it has none."""
+        ...
+
+    def make_room(self, room: Rectangle) -> None:
+        """Size the cache it keeps, if any; called before every step, rows keep what they hold."""
         ...
 
     def propose(self, requests: Rows[DraftRequest]) -> list[Proposal]:

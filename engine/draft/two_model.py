@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from engine import arrays
 from engine.backend import shape_block
 from engine.draft.source import DraftRequest, Proposal
+from engine.errors import ModelError
 from engine.grammar.mask import apply_mask, bar_tokens, bits_of
-from engine.kv_budget import KvCosts
+from engine.kv_budget import KvCosts, Rectangle
 from engine.models.load import LoadedModel, check_same_vocabulary
 from engine.plan import RowRange
 from engine.rejection import Stream, law, stream_seeds
@@ -105,6 +106,11 @@ class TwoModelDrafter:
     def open(self, target: LoadedModel) -> None:
         """Check that both models speak the same tokens; raises ModelError."""
         check_same_vocabulary(target, self._model)
+        if not self._runner.cache.is_rewindable:
+            raise ModelError(
+                f"{self._model.name} has recurrent layers, which cannot take a chain of drafts "
+                "back; choose a draft model of attention layers only, or drafter ngram"
+            )
         self._vocab_size = target.vocab_size
         self._end_bits = bits_of(target.eos_ids, target.vocab_size)
 
@@ -113,10 +119,14 @@ class TwoModelDrafter:
         """What a slot costs in the drafter's cache."""
         return self._runner.kv_costs
 
-    def propose(self, requests: Rows[DraftRequest]) -> list[Proposal]:
-        """Return exactly `budget` ids for each row; waits for the device once."""
+    def make_room(self, room: Rectangle) -> None:
+        """Size the drafter's cache as the target's; its rows are among the target's."""
         for source, destination in self._table.compact():
             self._runner.cache.move(source, destination)
+        self._runner.make_room(room)
+
+    def propose(self, requests: Rows[DraftRequest]) -> list[Proposal]:
+        """Return exactly `budget` ids for each row; waits for the device once."""
         rows = [self._row(request.sequence) for request in requests]
         for row in rows:
             self._prefill(row)

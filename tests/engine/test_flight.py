@@ -66,7 +66,7 @@ def select(
     """The choices of a step and the flight, read."""
     num_rows = logits.shape[0] // WIDTH
     plan = StepPlan(StepKind.DECODE, tuple(slots), slots[0].index, (0,) * num_rows)
-    flight = Flight(plan, tuple(drafts), logits, WIDTH, num_rows * WIDTH, 0.0)
+    flight = Flight(plan, tuple(drafts), (), logits, WIDTH, num_rows * WIDTH, 0.0)
     tokens = selector.select(flight)
     assert tokens is not None
     return flight.read(tokens), flight

@@ -279,6 +279,19 @@ def test_a_draft_that_leads_into_a_dead_end_is_as_likely_as_without_drafts() -> 
     assert all(c.token_ids == (C, A) for c in completions if c.error is not None)
 
 
+def test_a_law_of_the_wrong_shape_ends_its_row_alone() -> None:
+    def propose(row: Sequence) -> Proposal:
+        is_wrong = row.request.sampling.seed == 1
+        return Proposal([A, B], mx.zeros((2, 7 if is_wrong else tiny_model().vocab_size)))
+
+    engine = Engine(table_model(TARGET), BATCH, ScriptedDrafter(propose))
+    requests = [request_for(engine.model, temperature=1.0, seed=n, max_tokens=9) for n in range(3)]
+    first, wrong, last = engine.generate(requests)
+    assert wrong.finish_reason is FinishReason.ERROR
+    assert "laws of shape (2, 7)" in (wrong.error or "")
+    assert first.finish_reason is last.finish_reason is FinishReason.LENGTH
+
+
 # -- identity ------------------------------------------------------------------------------------
 
 SCHEMA = Constraint(

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.llama import Model, ModelArgs
 
-from engine.cache.slots import SlotCache, StepShape
+from engine.cache.layout import build_stores
+from engine.cache.shape import StepShape
+from engine.cache.slots import SlotCache
 
 VOCAB = 97
 TOLERANCE = 2e-5
@@ -45,20 +47,23 @@ class Table:
 
     def __init__(self, model: Model, read_block: int = 1) -> None:
         self.model = model
-        self.cache = SlotCache(2, read_block)
+        self.cache = SlotCache(build_stores("llama", model), read_block)
         self.rows: list[list[int]] = []
 
     def prefill(self, ids: list[int]) -> np.ndarray:
         """Join a row at the end and feed its prompt."""
         self.rows.append(list(ids))
-        views = self.cache.views(len(self.rows) - 1, [0], len(ids))
+        self.cache.make_room(len(self.rows), len(ids))
+        views = self.cache.views(len(self.rows) - 1, [0], [len(ids)], len(ids))
         return np.array(self.model(mx.array([ids]), cache=views)[0])
 
     def burst(self, tokens: list[list[int]], kept: list[int], width: int) -> np.ndarray:
         """Feed some tokens to every row and keep only the first `kept` of each."""
         fed = [row + [0] * (width - len(row)) for row in tokens]
         starts = [len(row) for row in self.rows]
-        logits = self.model(mx.array(fed), cache=self.cache.views(0, starts, width))
+        self.cache.make_room(len(starts), max(starts) + width)
+        views = self.cache.views(0, starts, [len(row) for row in tokens], width)
+        logits = self.model(mx.array(fed), cache=views)
         for row, new, count in zip(self.rows, tokens, kept, strict=True):
             row.extend(new[:count])
         return np.array(logits)
@@ -133,14 +138,16 @@ def test_neighbours_content_does_not_change_a_rows_bits(model: Model) -> None:
     ids=["one token sees all", "a burst is causal", "a window that is not full yet"],
 )
 def test_a_uniform_step_needs_no_mask_array(
-    starts: tuple[int, ...], width: int, window: int | None, expected: str | None
+    model: Model, starts: tuple[int, ...], width: int, window: int | None, expected: str | None
 ) -> None:
-    view = SlotCache(1).views(0, starts, width)[0]
+    cache = SlotCache(build_stores("llama", model))
+    cache.make_room(len(starts), 256)
+    view = cache.views(0, starts, [width] * len(starts), width)[0]
     assert view.make_mask(width, window_size=window) == expected
 
 
 def test_a_windowed_mask_hides_what_is_too_far_back() -> None:
-    mask = np.array(StepShape(0, (4, 1), 2).mask(window=3))
+    mask = np.array(StepShape(0, (4, 1), (2, 2), 2).mask(window=3))
     assert mask.shape == (2, 1, 2, 6)
     assert mask[0, 0].tolist() == [
         [False, False, True, True, True, False],
