@@ -101,10 +101,21 @@ class EngineConfig:
         "where requests with drafts run when max_rows is above 1",
         choices=("serial", "batched"),
     )
+    grammar_batching: str = setting(
+        "batched",
+        "where requests with a grammar run when max_rows is above 1",
+        choices=("serial", "batched"),
+    )
     acceptance: str = setting(
         "match",
         "match keeps the ids of plain decoding, rejection its distribution and more drafts",
         choices=("match", "rejection"),
+    )
+    draft_budgets: str = setting(
+        "fixed",
+        "drafts of a row in a step: always num_draft_tokens, or what lately pays at this machine's "
+        "step costs",
+        choices=("fixed", "adaptive"),
     )
     prefill_chunk: int = setting(
         512, "most prompt tokens of one row taken into one step", low=1, high=8192
@@ -118,6 +129,9 @@ class EngineConfig:
     )
     kv_budget_gb: float | None = setting(
         None, "most GB of keys and values that admitted rows may come to need", low=0, high=2**20
+    )
+    prefix_cache_bytes: int = setting(
+        0, "bytes of keys and values kept for prompts that begin alike; 0 keeps none", low=0
     )
     kv_bits: int | None = setting(
         None,

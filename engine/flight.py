@@ -31,9 +31,9 @@ class Draft:
 
     Args:
         ids: drafts that are fed and may be accepted.
-        tail: the draft behind them, or nothing: the grammar forbids it, ends with it, or knows no
-            way on. It is not fed; `rejection` may choose it as the token behind `ids`. To forget
-            it would prefer the tokens that the drafter's law finds unlikely.
+        tail: the draft behind them, or nothing: the grammar forbids it, ends with it or knows no
+            way on, or the step is too narrow. It is not fed; `rejection` may choose it as the token
+            behind `ids`. To forget it would prefer the tokens that the drafter finds unlikely.
         scores: the drafter's laws, [len(ids) + len(tail), vocab], None for one-hot laws.
     """
 

@@ -18,7 +18,10 @@ import mlx.core as mx
 
 from engine import arrays, emit
 from engine.backend import shape_block
+from engine.cache.reuse import PrefixReuse
 from engine.config import EngineConfig, adapter_places
+from engine.costs import StepCosts
+from engine.draft.registry import build_budgets
 from engine.draft.source import DraftSource
 from engine.errors import FmError, RequestError, SettingError
 from engine.flight import Draft, Flight, Selector
@@ -34,6 +37,7 @@ from engine.runner import Runner
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.shapes import prefill_width, step_width
+from engine.switches import check_adapter, degrade
 from engine.telemetry import EngineStats, ReplayReport, StepReport, Tally
 from engine.text import TextStream
 from engine.verify import Verdict, accept_match
@@ -44,16 +48,23 @@ class Engine:
 
     Args:
         model: the target.
-        config: every setting.
+        config: every setting, but for what a kill switch turns off (engine.switches).
         drafter: proposes tokens when `config.num_draft_tokens` is above zero.
+        costs: prices by which draft budgets adapt; None measures them when they are needed.
 
     Raises:
         SettingError: drafts are asked for and there is no drafter.
+        ModelError: the model, the drafter or an adapter does not fit.
     """
 
     def __init__(
-        self, model: LoadedModel, config: EngineConfig, drafter: DraftSource | None = None
+        self,
+        model: LoadedModel,
+        config: EngineConfig,
+        drafter: DraftSource | None = None,
+        costs: StepCosts | None = None,
     ) -> None:
+        config = degrade(config)
         if drafter is None and config.num_draft_tokens:
             raise SettingError(
                 f"num_draft_tokens is {config.num_draft_tokens} and there is no drafter; "
@@ -70,9 +81,14 @@ class Engine:
         self._selector = Selector(
             model.vocab_size, model.eos_ids, config.max_rows, config.acceptance
         )
-        self._proposer = Proposer(model, drafter)
-        self._budget = self._kv_budget()
-        self._scheduler = Scheduler(config, self._budget)
+        drafter = drafter if config.num_draft_tokens else None
+        if drafter is not None:
+            drafter.open(model)
+        draft_budgets = build_budgets(config, self._runner, drafter, costs)
+        self._proposer = Proposer(model, drafter, draft_budgets)
+        self._kv_budget = _kv_budget(config, self._runner, drafter)
+        self._prefixes = PrefixReuse(config, self._runner.cache)
+        self._scheduler = Scheduler(config, self._kv_budget, draft_budgets, self._prefixes.take)
         self._lock = threading.RLock()
         self._live: dict[str, Sequence] = {}
         self._completions: dict[str, Completion] = {}
@@ -230,17 +246,11 @@ class Engine:
                 pending=self._scheduler.num_waiting,
                 kv_bytes=self._runner.cache.num_bytes,
                 projected_bytes=self._scheduler.projected_bytes,
-                budget_bytes=self._budget.limit_bytes,
+                budget_bytes=self._kv_budget.limit_bytes,
+                prefix=self._prefixes.stats(),
             )
 
     # -- submission ----------------------------------------------------------------------------
-
-    def _kv_budget(self) -> KvBudget:
-        limit = self.config.kv_budget_gb
-        return KvBudget(
-            self._runner.kv_costs + self._proposer.kv_costs,
-            None if limit is None else int(limit * BYTES_PER_GB),
-        )
 
     def _new_id(self) -> str:
         return f"req-{self._tally.submitted}-{secrets.token_hex(4)}"
@@ -268,6 +278,7 @@ class Engine:
 
     def _sequence(self, request: Request, forced_ids: tuple[int, ...] = ()) -> Sequence:
         """Check a request and make its row; the constraint is compiled without the lock."""
+        check_adapter(request.adapter)
         self._check_ids((*request.prompt_ids, *request.sampling.logit_bias))
         most = min(request.max_tokens, self._context_left(request))
         sampling = replace(request.sampling, min_tokens=min(request.sampling.min_tokens, most))
@@ -367,6 +378,8 @@ class Engine:
             self._judge(flight, slot, draft, chosen)
             for slot, draft in zip(flight.plan.slots, flight.drafts, strict=True)
         ]
+        if flight.plan.kind is StepKind.DECODE:
+            self._proposer.observe(flight.plan.slots, flight.drafts, verdicts)
         held = self._settle(flight, verdicts)
         events: list[TokenEvent] = []
         for slot, draft, verdict in zip(flight.plan.slots, flight.drafts, verdicts, strict=True):
@@ -376,7 +389,8 @@ class Engine:
                 entries = flight.logprobs.get(row, ())
                 events += self._commit(sequence, verdict, bool(draft.ids), entries)
                 sequence.target_calls += flight.plan.kind is StepKind.DECODE
-        for slot in flight.plan.slots:
+        for slot, verdict in zip(flight.plan.slots, verdicts, strict=True):
+            self._keep_prefix(flight, slot, verdict)
             is_live = self._live.get(slot.sequence.request.request_id) is slot.sequence
             if slot.sequence.is_finished and is_live:
                 self._finish(slot.sequence)
@@ -394,6 +408,14 @@ class Engine:
         if sequence.error is not None:
             return [emit.fail(sequence, sequence.error)]
         return emit.commit(sequence, verdict, was_drafted, self.model.eos_ids, logprobs)
+
+    def _keep_prefix(self, flight: Flight, slot: Slot, verdict: Verdict | None) -> None:
+        """Cache a prompt that has just been computed, and a row that has ended well."""
+        reason = slot.sequence.finish_reason
+        if verdict is None or reason in (FinishReason.CANCELLED, FinishReason.ERROR):
+            return
+        if flight.plan.kind is StepKind.PREFILL or reason is not None:
+            self._prefixes.store(slot.sequence, slot.index)
 
     def _settle(self, flight: Flight, verdicts: list[Verdict | None]) -> tuple[int, ...]:
         """Let the cache forget rejected drafts; returns how many fed tokens each row holds."""
@@ -437,3 +459,9 @@ def _ids_of(plan: StepPlan, fed: Many[Many[int]], width: int) -> mx.array:
     for slot, tokens in zip(plan.slots, fed, strict=True):
         rows[plan.row(slot)] = tokens
     return arrays.ids_array(rows, width)
+
+
+def _kv_budget(config: EngineConfig, runner: Runner, drafter: DraftSource | None) -> KvBudget:
+    costs = runner.kv_costs if drafter is None else runner.kv_costs + drafter.kv_costs
+    limit = config.kv_budget_gb
+    return KvBudget(costs, None if limit is None else int(limit * BYTES_PER_GB))

@@ -9,38 +9,69 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 
+import mlx.core as mx
+
+from engine.config import MAX_DRAFT_TOKENS
+from engine.draft.budget import DraftBudgets, Outcome
 from engine.draft.source import DraftRequest, DraftSource, Proposal
 from engine.flight import Draft
-from engine.kv_budget import KvCosts, Rectangle
+from engine.kv_budget import Rectangle
 from engine.models.load import LoadedModel
 from engine.plan import Slot
 from engine.sequence import Sequence
+from engine.verify import Verdict
 
 NOTHING = Proposal([])
 
 LOG = logging.getLogger("fm")
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A row's drafts for a step.
+
+    Args:
+        num_real: leading tokens that exist.
+        num_legal: leading tokens that can be verified; the others count as rejected.
+        scores: the laws they were drawn from, None for one-hot laws.
+    """
+
+    tokens: tuple[int, ...]
+    num_real: int
+    num_legal: int
+    scores: mx.array | None
+
+    def take(self, sequence: Sequence, most: int) -> Draft:
+        """Count at most `most` drafts of `sequence`, and return them with the one behind them.
+
+        Where the cut falls may hinge on what was drafted, so the first draft behind it is judged
+        too: else tokens that are cut would be replaced by another law than tokens that are not.
+        """
+        offered, legal = min(len(self.tokens), most), min(self.num_legal, most)
+        sequence.drafts.propose(offered, offered - legal)
+        tail = self.tokens[legal : min(legal + 1, self.num_real)]
+        scores = None if self.scores is None else self.scores[: legal + len(tail)]
+        return Draft(self.tokens[:legal], tail, scores)
+
+
 class Proposer:
     """The engine's side of a drafter.
 
     Args:
-        drafter: None drafts nothing.
+        drafter: open already; None drafts nothing.
+        budgets: adapts how much is drafted; None drafts what the plan allows.
     """
 
-    def __init__(self, model: LoadedModel, drafter: DraftSource | None) -> None:
+    def __init__(
+        self, model: LoadedModel, drafter: DraftSource | None, budgets: DraftBudgets | None
+    ) -> None:
         self._model = model
         self._drafter = drafter
+        self._budgets = budgets
         self._known: set[int] = set()
         self._leavers: list[Sequence] = []
-        if drafter is not None:
-            drafter.open(model)
-
-    @property
-    def kv_costs(self) -> KvCosts:
-        """What a slot costs in the drafter's own cache."""
-        return KvCosts(per_token=0) if self._drafter is None else self._drafter.kv_costs
 
     def make_room(self, room: Rectangle) -> None:
         """Let the drafter's own cache take at most this size."""
@@ -62,7 +93,25 @@ class Proposer:
             return (Draft(),) * len(slots)
         self._known |= {id(slot.sequence) for slot in asked}
         proposals = dict(zip(map(id, asked), self._ask(asked), strict=True))
-        return tuple(self._cut(slot, proposals.get(id(slot), NOTHING)) for slot in slots)
+        offers = [self._offer(slot, proposals.get(id(slot), NOTHING)) for slot in slots]
+        most = self._most(slots, offers)
+        return tuple(
+            offer.take(slot.sequence, most) for slot, offer in zip(slots, offers, strict=True)
+        )
+
+    def observe(
+        self, slots: Many[Slot], drafts: Many[Draft], verdicts: Many[Verdict | None]
+    ) -> None:
+        """Let budgets learn from a decode step of all its rows."""
+        if self._budgets is not None:
+            self._budgets.observe(
+                [
+                    Outcome(slot.sequence, slot.draft_budget, len(draft.ids), verdict.num_accepted)
+                    if verdict is not None
+                    else Outcome(slot.sequence)
+                    for slot, draft, verdict in zip(slots, drafts, verdicts, strict=True)
+                ]
+            )
 
     def learn(self, sequence: Sequence, num_accepted: int) -> None:
         """Tell the drafter how many of a row's last drafts were accepted."""
@@ -74,6 +123,8 @@ class Proposer:
         """Note that a row has ended; from any thread."""
         if id(sequence) in self._known:
             self._leavers.append(sequence)
+        if self._budgets is not None:
+            self._budgets.close(sequence)
 
     def forget_leavers(self) -> None:
         """Let the drafter free what it holds for ended rows; on the engine's thread only."""
@@ -120,33 +171,39 @@ class Proposer:
                 "with num_draft_tokens 0"
             )
 
-    def _cut(self, slot: Slot, offered: Proposal) -> Draft:
-        """Keep the part of a proposal that can be judged; the rest counts as rejected."""
+    def _offer(self, slot: Slot, offered: Proposal) -> Offer:
+        """Return a proposal within its budget, up to its first end token."""
         sequence = slot.sequence
         proposal = offered.ids[: slot.draft_budget]
         end = next((i for i, token in enumerate(proposal) if self._ends(sequence, token)), None)
         proposal = proposal if end is None else proposal[: end + 1]
-        legal = self._num_legal(sequence, proposal)
-        sequence.drafts.propose(len(proposal), len(proposal) - legal)
-        tail = [token for token in proposal[legal : legal + 1] if self._exists(token)]
-        scores = None if offered.scores is None else offered.scores[: legal + len(tail)]
-        return Draft(tuple(proposal[:legal]), tuple(tail), scores)
+        num_real = self._num_real(proposal)
+        legal = self._num_legal(sequence, proposal[:num_real])
+        return Offer(tuple(proposal), num_real, legal, offered.scores)
 
-    def _exists(self, token: int) -> bool:
-        return 0 <= token < self._model.vocab_size
+    def _num_real(self, proposal: list[int]) -> int:
+        """Return how many leading tokens exist."""
+        size = self._model.vocab_size
+        return next((i for i, token in enumerate(proposal) if not 0 <= token < size), len(proposal))
+
+    def _most(self, slots: Many[Slot], offers: Many[Offer]) -> int:
+        """Return how many drafts a row may bring to the step, given what all of them have."""
+        if self._budgets is None:
+            return MAX_DRAFT_TOKENS
+        rows = (slot.sequence for slot in slots)
+        lengths = (offer.num_legal for offer in offers)
+        return self._budgets.fit(zip(rows, lengths, strict=True)) - 1
 
     def _ends(self, sequence: Sequence, token: int) -> bool:
         return token in self._model.eos_ids and not sequence.request.ignore_eos
 
     def _num_legal(self, sequence: Sequence, proposal: list[int]) -> int:
-        """Return how many leading tokens exist, do not end the row too early, and are grammatical.
+        """Return how many leading tokens do not end the row too early, and are grammatical.
 
         Args:
-            proposal: an end token can only be its last.
+            proposal: tokens that exist; an end token can only be the last.
         """
-        legal = next(
-            (i for i, token in enumerate(proposal) if not self._exists(token)), len(proposal)
-        )
+        legal = len(proposal)
         num_barred = sequence.request.sampling.min_tokens - sequence.num_emitted
         if 0 < legal <= num_barred and self._ends(sequence, proposal[legal - 1]):
             legal -= 1

@@ -143,8 +143,9 @@ class Request:
         max_tokens: most tokens emitted; the end token is neither emitted nor counted.
         stop: texts that end the row; matched on text, also across tokens, and never emitted.
         num_draft_tokens: overrides the engine's draft budget, 0 switches speculation off.
-        request_id: chosen by the engine when empty.
         adapter: name of one of the engine's LoRA adapters; empty decodes on the model itself.
+        request_id: chosen by the engine when empty.
+        cache_salt: requests of different salts never share cached prefixes.
     """
 
     prompt_ids: tuple[int, ...]
@@ -156,8 +157,9 @@ class Request:
     num_draft_tokens: int | None = setting(
         None, "draft budget of this row", low=0, high=MAX_DRAFT_TOKENS
     )
-    request_id: str = ""
     adapter: str = ""
+    request_id: str = ""
+    cache_salt: str = ""
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -223,6 +225,7 @@ class Completion:
         token_ids: emitted ids, end token excluded.
         logprobs: one entry for each of `token_ids`; empty unless the row asked.
         lane: "serial" or "batch", the lane taken; `lane_reason` says why.
+        cached_tokens: prompt tokens taken from the prefix cache instead of computed.
         target_calls: decode forwards of the target this row took part in (prefill excluded).
         drafted_by_position, accepted_by_position: counts per draft position, 0 = first draft.
         illegal_drafts: drafts cut because the grammar forbids them; part of `drafted`.

@@ -36,28 +36,33 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One line of the composition matrix; `holds` sees the settings and the row's draft budget."""
+    """One line of the composition matrix; `holds` sees settings, request and draft budget."""
 
-    holds: Callable[[EngineConfig, int], bool]
+    holds: Callable[[EngineConfig, Request, int], bool]
     lane: Lane
     reason: str
 
 
-def _has_one_row(config: EngineConfig, _draft_budget: int) -> bool:
+def _has_one_row(config: EngineConfig, _request: Request, _draft_budget: int) -> bool:
     return config.max_rows == 1
 
 
-def _drafts_alone(config: EngineConfig, draft_budget: int) -> bool:
+def _drafts_alone(config: EngineConfig, _request: Request, draft_budget: int) -> bool:
     return draft_budget > 0 and config.spec_batching == "serial"
 
 
-def _is_carried(_config: EngineConfig, _draft_budget: int) -> bool:
+def _grammar_alone(config: EngineConfig, request: Request, _draft_budget: int) -> bool:
+    return request.constraint is not None and config.grammar_batching == "serial"
+
+
+def _is_carried(_config: EngineConfig, _request: Request, _draft_budget: int) -> bool:
     return True
 
 
 RULES: tuple[Rule, ...] = (
     Rule(_has_one_row, Lane.SERIAL, "the engine has one row"),
     Rule(_drafts_alone, Lane.SERIAL, "drafts run one row at a time: spec_batching is serial"),
+    Rule(_grammar_alone, Lane.SERIAL, "grammars run one row at a time: grammar_batching is serial"),
     Rule(_is_carried, Lane.BATCH, "every feature of the request is carried per row"),
 )
 
@@ -66,5 +71,5 @@ def route(config: EngineConfig, request: Request) -> Route:
     """Return the lane of `request` on an engine with these settings."""
     asked = request.num_draft_tokens
     budget = config.num_draft_tokens if asked is None else min(asked, config.num_draft_tokens)
-    rule = next(rule for rule in RULES if rule.holds(config, budget))
+    rule = next(rule for rule in RULES if rule.holds(config, request, budget))
     return Route(rule.lane, rule.reason, budget)

@@ -6,6 +6,7 @@ The runner owns the model and its cache. It never waits for the device, except w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import mlx.core as mx
 
@@ -43,16 +44,23 @@ class Runner:
     ) -> None:
         stores = build_stores(model.name, model.model, kv_bits)
         self._support = probe_steps(model.name, model.model, kv_bits)
-        self._name = model.name
+        self._model, self._kv_bits = model, kv_bits
         self._adapters = adapters or AdapterSet(model)
         self._backbone, self._head = split_head(self._adapters.model.model)
         self.cache = SlotCache(stores, read_block)
+
+    def on_empty_cache(self) -> Runner:
+        """Return a runner of the same model whose cache is a new one with the same settings."""
+        other = copy(self)
+        stores = build_stores(self._model.name, self._model.model, self._kv_bits)
+        other.cache = SlotCache(stores, self.cache.read_block)
+        return other
 
     def check_batch(self) -> None:
         """Raise ModelError when rows of different lengths cannot share a step."""
         if self._support.ragged_fault:
             raise ModelError(
-                f"{self._name} cannot compute rows of different lengths together "
+                f"{self._model.name} cannot compute rows of different lengths together "
                 f"({self._support.ragged_fault}); set max_rows to 1"
             )
 

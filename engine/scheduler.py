@@ -10,6 +10,8 @@ StepPlan.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from typing import Protocol
 
 from engine.config import EngineConfig
 from engine.kv_budget import KvBudget, Rectangle
@@ -27,16 +29,35 @@ from engine.shapes import (
 )
 
 
+class DraftBudgets(Protocol):
+    """Decides how many drafts a row may have (engine.draft.budget.DraftBudgets)."""
+
+    def budget(self, sequence: Sequence, rows: int, pending: int = 0) -> int:
+        """Return the most drafts of the row in its next step, `pending` launched ones left out."""
+        ...
+
+
 class Scheduler:
     """Decides; holds which row sits in which slot.
 
     Args:
-        budget: what admitted rows may come to need.
+        kv_budget: what admitted rows may come to need.
+        draft_budgets: decides about drafts; None gives every row all that its route allows.
+        begin: called with a row and its slot before its first chunk; may put the beginning of the
+            prompt there and count it as cached.
     """
 
-    def __init__(self, config: EngineConfig, budget: KvBudget) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        kv_budget: KvBudget,
+        draft_budgets: DraftBudgets | None = None,
+        begin: Callable[[Sequence, int], None] | None = None,
+    ) -> None:
         self._config = config
-        self._budget = budget
+        self._kv_budget = kv_budget
+        self._draft_budgets = draft_budgets
+        self._begin = begin
         self._waiting: deque[Sequence] = deque()
         self._table: SlotTable[Sequence] = SlotTable()
         self._prefilling: list[Sequence] = []
@@ -65,7 +86,7 @@ class Scheduler:
     @property
     def projected_bytes(self) -> int:
         """Bytes of keys and values that the admitted rows may come to need."""
-        return self._budget.bytes_of(self.most)
+        return self._kv_budget.bytes_of(self.most)
 
     @property
     def most(self) -> Rectangle:
@@ -84,7 +105,7 @@ class Scheduler:
             min(max(row.num_prompt, row.num_cached) + margin, self.row_tokens(row))
             for row in self._table
         )
-        return self._budget.room(held, self.most, needed)
+        return self._kv_budget.room(held, self.most, needed)
 
     def row_tokens(self, sequence: Sequence) -> int:
         """Return the most positions a row may write, padding behind its tokens included."""
@@ -99,7 +120,7 @@ class Scheduler:
         Raises:
             RequestError: it would not fit the KV budget alone.
         """
-        self._budget.check_alone(self.row_tokens(sequence))
+        self._kv_budget.check_alone(self.row_tokens(sequence))
         self._waiting.append(sequence)
 
     def release(self, sequence: Sequence) -> None:
@@ -159,6 +180,8 @@ class Scheduler:
             return None
         if any(slot.draft_budget or slot.sequence.remaining <= 1 for slot in plan.slots):
             return None
+        if any(self._drafts(slot.sequence, pending=1) for slot in plan.slots):
+            return None
         slots = tuple(
             Slot(slot.sequence, slot.index, slot.start + slot.num_known, tokens=())
             for slot in plan.slots
@@ -171,7 +194,7 @@ class Scheduler:
         if not self._waiting or len(self._table) >= self._config.max_rows:
             return False
         candidate = self._waiting[0]
-        if not self._budget.fits(self._with(candidate)):
+        if not self._kv_budget.fits(self._with(candidate)):
             return False
         lanes = {candidate.route.lane, *(row.route.lane for row in self._table)}
         return not len(self._table) or lanes == {Lane.BATCH}
@@ -199,15 +222,24 @@ class Scheduler:
             budget = min(budget, config.interleaved_prefill)
         oldest = next(row for row in self._prefilling if row.twin is None)
         first = self._table.index(oldest)
+        self._start(oldest, first)
         rows = [oldest]
         while neighbour := self._prompt_at(first + len(rows)):
             wider = [*rows, neighbour]
+            if not self._fills(wider, budget):
+                break
+            self._start(neighbour, first + len(rows))
             if not self._fills(wider, budget):
                 break
             rows = wider
         rows = rows[: whole_bucket(len(rows))]
         slots = tuple(self._chunk(row, first + i, budget) for i, row in enumerate(rows))
         return self._over(slots, first, len(rows), StepKind.PREFILL)
+
+    def _start(self, row: Sequence, slot: int) -> None:
+        if self._begin is not None and not row.is_begun and row.num_cached == 0:
+            self._begin(row, slot)
+        row.is_begun = True
 
     def _prompt_at(self, slot: int) -> Sequence | None:
         row = self._table.at(slot)
@@ -238,9 +270,14 @@ class Scheduler:
 
     def _burst(self, index: int, sequence: Sequence) -> Slot:
         tokens = tuple(sequence.ids[sequence.num_cached :])
-        room = STEP_WIDTHS[-1] - len(tokens)
-        budget = min(sequence.route.draft_budget, sequence.remaining - 1, room)
+        budget = min(self._drafts(sequence), STEP_WIDTHS[-1] - len(tokens))
         return Slot(sequence, index, sequence.num_cached, tokens, budget)
+
+    def _drafts(self, sequence: Sequence, pending: int = 0) -> int:
+        """Return the drafts of a row in the step behind its `pending` launched ones."""
+        if self._draft_budgets is not None:
+            return self._draft_budgets.budget(sequence, len(self._table), pending)
+        return max(0, min(sequence.route.draft_budget, sequence.remaining - 1 - pending))
 
     def _over(self, slots: tuple[Slot, ...], first: int, num_rows: int, kind: StepKind) -> StepPlan:
         """Return a plan over a range of slots.

@@ -93,6 +93,7 @@ class Sequence:
         forced_ids: tokens to emit whatever is sampled; used to replay a recorded text.
         twin: a row of the same prompt, whose slot is copied once its prompt is done.
         cached_tokens: prompt tokens that were copied from somewhere instead of computed.
+        is_begun: whether a first chunk of the prompt was planned.
         adapter: index of the row's LoRA adapter in engine.models.lora.AdapterSet; 0 is none.
     """
 
@@ -113,6 +114,7 @@ class Sequence:
     forced_ids: tuple[int, ...] = ()
     twin: Sequence | None = None
     cached_tokens: int = 0
+    is_begun: bool = False
     adapter: int = 0
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine import arrays
+from engine.cache.prefix import PrefixStats
 from engine.flight import Flight
 from engine.plan import StepKind
 from engine.request import TokenEvent
@@ -63,6 +64,7 @@ class EngineStats:
         projected_bytes: bytes the active rows may come to need, the drafter's cache included.
         budget_bytes: the limit on projected_bytes, None when there is none.
         positions: token positions computed; `tokens` of them were a row's, the rest is padding.
+        prefix: what the prefix cache did.
         shapes: distinct (kind, rows, columns) of the steps so far.
     """
 
@@ -78,6 +80,7 @@ class EngineStats:
     budget_bytes: int | None
     positions: int
     tokens: int
+    prefix: PrefixStats
     shapes: frozenset[tuple[str, int, int]]
 
     @property
@@ -144,6 +147,7 @@ class Tally:
         kv_bytes: int,
         projected_bytes: int,
         budget_bytes: int | None,
+        prefix: PrefixStats,
     ) -> EngineStats:
         """Return the totals with what is live now."""
         return EngineStats(
@@ -157,6 +161,7 @@ class Tally:
             kv_bytes=kv_bytes,
             projected_bytes=projected_bytes,
             budget_bytes=budget_bytes,
+            prefix=prefix,
             positions=self.positions,
             tokens=self.tokens,
             shapes=frozenset(self.shapes),

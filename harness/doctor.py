@@ -11,8 +11,9 @@ from typing import Any
 import psutil
 
 from engine.backend import backend_info, require_backend
-from engine.errors import BackendError
+from engine.errors import BackendError, SettingError
 from engine.paths import cache_dir
+from engine.switches import SWITCHES, is_off
 from harness.machine import Machine, git_state, read_machine
 
 GIB = 2**30
@@ -34,15 +35,28 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class SwitchState:
+    """One kill switch: `state` is "on", "off" or "wrong"; `problem` says what is wrong with it."""
+
+    name: str
+    state: str
+    feature: str
+    when_off: str
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Doctor:
     """Everything that was looked at, in the order it is printed."""
 
     findings: tuple[Finding, ...]
+    switches: tuple[SwitchState, ...] = ()
 
     @property
     def is_healthy(self) -> bool:
-        """True when nothing is missing."""
-        return not any(item.problem for item in self.findings)
+        """True when nothing is missing or wrong; a switch that is off is neither."""
+        problems = [item.problem for item in self.findings]
+        return not any((*problems, *(switch.problem for switch in self.switches)))
 
     def lines(self) -> list[str]:
         """Return text for people, a problem on a line of its own under what it concerns."""
@@ -52,11 +66,24 @@ class Doctor:
             lines.append(f"{item.label:{width}}  {item.value}")
             if item.problem:
                 lines.append(f"{'':{width}}  ! {item.problem}")
-        return lines
+        return [*lines, *self._switch_lines()]
+
+    def _switch_lines(self) -> list[str]:
+        width = max((len(switch.name) for switch in self.switches), default=0)
+        lines = []
+        for switch in self.switches:
+            lines.append(f"{switch.name:{width}}  {switch.state:5}  {switch.feature}")
+            if switch.problem or switch.state == "off":
+                lines.append(f"{'':{width}}  ! {switch.problem or switch.when_off}")
+        return ["", "kill switches (NAME=0 turns the feature off)", *lines] if lines else []
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        return {"healthy": self.is_healthy, "findings": [asdict(item) for item in self.findings]}
+        return {
+            "healthy": self.is_healthy,
+            "findings": [asdict(item) for item in self.findings],
+            "switches": [asdict(item) for item in self.switches],
+        }
 
 
 def examine() -> Doctor:
@@ -75,8 +102,18 @@ def examine() -> Doctor:
             Finding("python", machine.python),
             Finding("versions", ", ".join(f"{k} {v}" for k, v in machine.versions.items())),
             Finding("source", _source()),
-        )
+        ),
+        tuple(_switch(name) for name in SWITCHES),
     )
+
+
+def _switch(name: str) -> SwitchState:
+    switch = SWITCHES[name]
+    try:
+        state, problem = "off" if is_off(name) else "on", ""
+    except SettingError as error:
+        state, problem = "wrong", str(error)
+    return SwitchState(name, state, switch.help, switch.degrades_to, problem)
 
 
 def _backend_problem() -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from engine.errors import DownloadError, SettingError
 from engine.models.registry import find_entry, pull
+from engine.switches import switched_off
 from harness import gates
 from harness.cell import load_cells
 from harness.choices import Choices
@@ -201,7 +202,7 @@ def new_run(matrix: Matrix) -> RunRow:
         plan_hash=matrix.digest,
         git_sha=git.sha,
         git_dirty=git.is_dirty,
-        environment=machine.as_dict(),
+        environment={**machine.as_dict(), "switches_off": list(switched_off())},
         machine_refusals=preflight(machine, sample(run_id, "preflight")),
     )
 

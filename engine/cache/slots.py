@@ -10,15 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import mlx.core as mx
-
-from engine.arrays import launch
 from engine.cache.shape import StepShape
 from engine.cache.store import LayerStore
+from engine.cache.stretch import SlotArrays
 from engine.shapes import CAPACITY_BLOCK, round_up
-
-Kept = tuple[tuple[mx.array, ...], ...]
-"""What some positions of one slot hold: the arrays of each layer."""
 
 
 class SlotCache:
@@ -31,7 +26,7 @@ class SlotCache:
 
     def __init__(self, stores: Sequence[LayerStore], read_block: int = 1) -> None:
         self._stores = tuple(stores)
-        self._read_block = read_block
+        self.read_block = read_block
         self._last: StepShape | None = None
         self.num_slots = 0
         self.capacity = 0
@@ -83,7 +78,7 @@ class SlotCache:
             counts: real tokens of each row; see StepShape for the rest of the width.
             width: positions every row writes; all of them need room.
         """
-        shape = StepShape(first, tuple(starts), tuple(counts), width, self._read_block)
+        shape = StepShape(first, tuple(starts), tuple(counts), width, self.read_block)
         assert shape.slots.stop <= self.num_slots, (shape, self.num_slots)
         assert shape.end <= self.capacity, (shape, self.capacity)
         self._last = shape
@@ -122,16 +117,14 @@ class SlotCache:
             for store in self._stores:
                 store.move(source, destination)
 
-    def read(self, slot: int, start: int, end: int) -> Kept:
-        """Return a copy of positions `start` to `end` of a slot, which later writes cannot change.
+    def read(self, slot: int, start: int, end: int) -> SlotArrays:
+        """Return copies of positions `start` to `end` of a slot, not yet computed.
 
         A recurrent layer gives its state as it is, so `end` has to be the row's length then.
         """
-        kept = tuple(store.read(slot, start, end) for store in self._stores)
-        launch(*(array for arrays in kept for array in arrays))
-        return kept
+        return tuple(store.read(slot, start, end) for store in self._stores)
 
-    def write(self, slot: int, start: int, kept: Kept) -> None:
+    def write(self, slot: int, start: int, arrays: SlotArrays) -> None:
         """Put what `read` returned into a slot, from position `start`."""
-        for store, arrays in zip(self._stores, kept, strict=True):
-            store.write(slot, start, arrays)
+        for store, layer in zip(self._stores, arrays, strict=True):
+            store.write(slot, start, layer)

@@ -1,15 +1,21 @@
-"""The closed set of draft sources, and how each is built from the engine's settings."""
+"""The closed set of draft sources, and how one and its budgets are made from the settings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from engine.config import EngineConfig
+from engine.costs import StepCosts
+from engine.draft.budget import DraftBudgets
 from engine.draft.ngram import NgramDrafter
 from engine.draft.source import DraftSource
 from engine.draft.two_model import TwoModelDrafter
 from engine.errors import SettingError, UnknownNameError
 from engine.models.load import LoadedModel
+from engine.profile import profile_steps
+from engine.runner import Runner
+from engine.shapes import step_width
 
 Factory = Callable[[EngineConfig, LoadedModel | None], DraftSource]
 
@@ -33,3 +39,29 @@ def build_drafter(config: EngineConfig, model: LoadedModel | None = None) -> Dra
     if config.drafter not in DRAFTERS:
         raise UnknownNameError("drafter", config.drafter, DRAFTERS)
     return DRAFTERS[config.drafter](config, model)
+
+
+def build_budgets(
+    config: EngineConfig,
+    runner: Runner,
+    drafter: DraftSource | None,
+    costs: StepCosts | None = None,
+) -> DraftBudgets | None:
+    """Return what adapts the draft budgets; None when they are fixed, or nothing drafts.
+
+    Args:
+        costs: prices to go by; None measures them on `runner` and the drafter, which waits for the
+            device.
+    """
+    if config.draft_budgets == "fixed" or drafter is None:
+        return None
+    return DraftBudgets(costs or _measured_costs(config, runner, drafter))
+
+
+def _measured_costs(config: EngineConfig, runner: Runner, drafter: DraftSource) -> StepCosts:
+    costs = profile_steps(runner, config.max_rows, step_width(1 + config.num_draft_tokens))
+    return replace(
+        costs,
+        ahead=costs.ahead if config.pipelined else 0.0,
+        drafted=drafter.token_s(config.max_rows),
+    )

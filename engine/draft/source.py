@@ -70,3 +70,7 @@ class DraftSource(Protocol):
     def close(self, sequence: Sequence) -> None:
         """Forget a row; unknown rows are ignored."""
         ...
+
+    def token_s(self, rows: int) -> float:
+        """Return the seconds one more drafted token takes for each of `rows` rows; may measure."""
+        ...

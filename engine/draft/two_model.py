@@ -26,6 +26,7 @@ from engine.grammar.mask import apply_mask, bar_tokens, bits_of
 from engine.kv_budget import KvCosts, Rectangle
 from engine.models.load import LoadedModel, check_same_vocabulary
 from engine.plan import RowRange
+from engine.profile import profile_steps
 from engine.rejection import Stream, law, stream_seeds
 from engine.row_params import Draws, RowParams
 from engine.rows import SlotTable
@@ -149,6 +150,10 @@ class TwoModelDrafter:
         if row is not None:
             self._table.leave(row)
             self._params.leave(sequence)
+
+    def token_s(self, rows: int) -> float:
+        """Return the time of one forward of the drafter; waits for the device."""
+        return profile_steps(self._runner, rows, widest=1).forward(rows, 1)
 
     def _row(self, sequence: Sequence) -> DraftRow:
         if id(sequence) not in self._by_sequence:

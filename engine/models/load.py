@@ -23,6 +23,7 @@ from engine.models.rotary import share_rotations
 from engine.models.safetensors import check_weights
 from engine.models.tokenizer import Tokenizer
 from engine.models.vocabulary import check_same_vocabulary as check_same_tokens
+from engine.switches import allows
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -128,7 +129,7 @@ def _tune(model: Module) -> None:
     """Let a float32 model compute the way the backend is fast at; the arrays stay as they are."""
     if backend_info().device == "cpu":
         share_rotations(model)
-    if prefers_blocked_products():
+    if prefers_blocked_products() and allows("FM_BLOCKED_PRODUCTS"):
         use_blocked_products(model)
 
 

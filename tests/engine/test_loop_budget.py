@@ -14,7 +14,7 @@ from engine.oracle import Oracle
 from engine.request import FinishReason, Request
 from engine.testing import tiny_model
 
-GB_PER_POSITION = Engine(tiny_model(), EngineConfig())._budget.costs.per_token / 1e9
+GB_PER_POSITION = Engine(tiny_model(), EngineConfig())._kv_budget.costs.per_token / 1e9
 
 
 def engine_of(positions: int, **values: object) -> Engine:

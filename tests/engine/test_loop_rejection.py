@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise, product
 
 import mlx.core as mx
@@ -14,12 +15,14 @@ from scipy.stats import chi2
 import engine.propose
 from engine import arrays, rejection
 from engine.config import EngineConfig
+from engine.costs import StepCosts, step_costs
 from engine.draft.registry import build_drafter
 from engine.draft.source import DraftSource, Proposal
 from engine.draft.two_model import TwoModelDrafter
 from engine.flight import Draft
 from engine.loop import Engine
 from engine.models.load import LoadedModel
+from engine.propose import Offer, Proposer
 from engine.rejection import Stream, stream_seeds
 from engine.request import Constraint, ConstraintKind, FinishReason, Request, SamplingParams
 from engine.sampler import draw_key
@@ -120,9 +123,15 @@ def pair_p_value(rows: list[tuple[int, ...]], probs: np.ndarray) -> float:
     return min(found)
 
 
-def long_rows(config: EngineConfig, drafter: DraftSource, temperature: float, tokens: int) -> list:
+def long_rows(
+    config: EngineConfig,
+    drafter: DraftSource,
+    temperature: float,
+    tokens: int,
+    costs: StepCosts | None = None,
+) -> list:
     """Rows that emit `tokens` together, nothing but letters."""
-    engine = Engine(table_model(TARGET), config, drafter)
+    engine = Engine(table_model(TARGET), config, drafter, costs=costs)
     count = config.max_rows
     requests = [
         request_for(
@@ -226,6 +235,42 @@ def test_forgetting_the_draft_a_proposal_was_cut_at_fails_the_same_test(
     monkeypatch.setattr(engine.propose, "Draft", cut_short)
     settings = {"constraint": UP_TO_THREE}
     assert short_p_value(table_drafter(ENDING_FAR), 1_000, masked_law, **settings) < 1e-4
+
+
+def cut_before_an_a(self: Proposer, slots: object, offers: list[Offer]) -> int:
+    """The worst way to cut a step: by looking at what would be cut."""
+    return 0 if offers[0].tokens[:1] == (A,) else 3
+
+
+def test_a_step_may_be_cut_by_looking_at_the_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Proposer, "_most", cut_before_an_a)
+    rows = long_rows(SERIAL, table_drafter(FAR), 1.0, 2_400)
+    assert pair_p_value(rows, softmax(TARGET)) > 1e-4
+    take = Offer.take
+    monkeypatch.setattr(Offer, "take", lambda *args: Draft(take(*args).ids, (), None))
+    rows = long_rows(SERIAL, certain_drafter(), 1.0, 2_400)
+    assert pair_p_value(rows, softmax(TARGET)) > 1e-4, "certain drafts may be forgotten"
+
+
+def test_forgetting_the_draft_behind_such_a_cut_changes_the_law(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def without_tail(*args: object) -> Draft:
+        draft = take(*args)
+        return replace(draft, tail=(), scores=draft.scores[: len(draft.ids)])
+
+    take = Offer.take
+    monkeypatch.setattr(Proposer, "_most", cut_before_an_a)
+    monkeypatch.setattr(Offer, "take", without_tail)
+    rows = long_rows(SERIAL, table_drafter(FAR), 1.0, 2_400)
+    assert pair_p_value(rows, softmax(TARGET)) < 1e-4
+
+
+def test_adaptive_budgets_keep_the_law() -> None:
+    costs = step_costs({(1, 1): 1.0, (1, 2): 1.1, (1, 4): 1.6, (8, 1): 2.0, (8, 4): 5.0})
+    config = replace(BATCH, draft_budgets="adaptive")
+    rows = long_rows(config, table_drafter(FAR), 1.0, 2_400, costs)
+    assert pair_p_value(rows, softmax(TARGET)) > 1e-4
 
 
 def test_penalties_count_the_drafts_before_a_position() -> None:

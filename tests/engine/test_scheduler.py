@@ -129,7 +129,7 @@ def test_every_row_is_served_in_order_within_slots_and_budgets(
     waiting = [sequence(config, *shape) for shape in shapes]
     for row in waiting:
         bench.scheduler.add(row)
-    limit = bench.scheduler._budget.limit_bytes
+    limit = bench.scheduler._kv_budget.limit_bytes
     for _ in range(5_000):
         plan = bench.plan()
         if plan is None:

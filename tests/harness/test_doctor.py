@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from engine.switches import SWITCHES
 from harness.doctor import Doctor, Finding, examine
 
 LABELS = "device processor blas memory cache models system python versions source".split()
@@ -32,6 +34,30 @@ def test_it_looks_at_everything_in_a_fixed_order() -> None:
 
     assert [item.label for item in found.findings] == LABELS
     assert all(item.value for item in found.findings)
+
+
+def test_it_lists_every_kill_switch_with_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SWITCHES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FM_BATCH", "0")
+
+    found = examine()
+
+    states = {item["name"]: item["state"] for item in found.as_dict()["switches"]}
+    assert states == {name: "off" if name == "FM_BATCH" else "on" for name in SWITCHES}
+    text = "\n".join(found.lines())
+    for name, switch in SWITCHES.items():
+        assert re.search(rf"^{name} +{states[name]} +{re.escape(switch.help)}$", text, re.MULTILINE)
+    assert f"! {SWITCHES['FM_BATCH'].degrades_to}" in text
+
+
+def test_a_switch_that_is_neither_0_nor_1_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FM_SPEC", "off")
+
+    found = examine()
+
+    assert not found.is_healthy
+    assert "! FM_SPEC is 'off'; it must be 0 (off) or 1" in "\n".join(found.lines())
 
 
 def test_a_problem_stands_on_its_own_line_under_what_it_concerns() -> None:

@@ -1,0 +1,44 @@
+"""Profiling step costs: every shape gets a price, within its time, and nothing is left behind."""
+
+from __future__ import annotations
+
+import time
+
+from engine import arrays
+from engine.cache.slots import SlotCache
+from engine.kv_budget import Rectangle
+from engine.plan import RowRange
+from engine.profile import PROFILE_S, profile_steps
+from engine.runner import Runner
+from engine.shapes import STEP_WIDTHS
+from engine.testing import tiny_model
+
+
+def shape_of(cache: SlotCache) -> tuple[int, int, int]:
+    return cache.num_slots, cache.capacity, cache.num_bytes
+
+
+def test_a_profile_prices_one_row_and_the_most_rows_and_leaves_the_cache_alone() -> None:
+    model = tiny_model()
+    runner = Runner(model)
+    runner.make_room(Rectangle(1, 256))
+    rows = RowRange(0, (0,), counts=(3,), adapters=(0,))
+    runner.prefill(arrays.ids_array([[5, 6, 7]], 3), rows)
+    cache, before = runner.cache, shape_of(runner.cache)
+
+    costs = profile_steps(runner, 4)
+
+    assert runner.cache is cache
+    assert shape_of(cache) == before
+    assert costs.rows == (1, 4)
+    assert 0 < costs.ahead < costs.forward(1, 1)
+    assert all(costs.forward(rows, width) > 0 for rows in (1, 2, 3, 4) for width in STEP_WIDTHS)
+
+
+def test_a_profile_of_many_rows_ends_in_time() -> None:
+    before = time.perf_counter()
+
+    costs = profile_steps(Runner(tiny_model()), 128)
+
+    assert time.perf_counter() - before < 4 * PROFILE_S
+    assert costs.forward(128, 16) >= costs.forward(128, 1)
