@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import engine.emit
 import engine.flight
 import engine.loop
 from engine.config import EngineConfig
@@ -116,14 +117,31 @@ def drop_a_rollback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def feed_the_end_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the matcher see every chosen token, the end token too."""
-    emit = Engine._emit
+    emit = engine.emit._emit
 
-    def broken(self: Engine, sequence: object, token: int, *rest: object) -> object:
-        if token in self.model.eos_ids:
+    def broken(sequence: object, token: int, provenance: object, ends: object, *rest: object):
+        if token in ends:
             sequence.matcher.advance([token])
-        return emit(self, sequence, token, *rest)
+        return emit(sequence, token, provenance, ends, *rest)
 
-    monkeypatch.setattr(Engine, "_emit", broken)
+    monkeypatch.setattr(engine.emit, "_emit", broken)
+
+
+def shift_the_matchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mask every row of a batch by the grammar of the row before it."""
+    fill = engine.flight.fill_masks
+
+    def broken(jobs: list[object], bitmask: np.ndarray) -> object:
+        matchers = [jobs[index - 1].state for index in range(len(jobs))]
+        return fill(
+            [
+                replace(job, state=matcher, draft=())
+                for job, matcher in zip(jobs, matchers, strict=True)
+            ],
+            bitmask,
+        )
+
+    monkeypatch.setattr(engine.flight, "fill_masks", broken)
 
 
 def answer_by_heart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +156,8 @@ def answer_by_heart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "mutate", [skip_a_mask, drop_a_rollback, feed_the_end_token, answer_by_heart]
+    "mutate",
+    [skip_a_mask, drop_a_rollback, feed_the_end_token, shift_the_matchers, answer_by_heart],
 )
 def test_a_broken_build_turns_a_gate_red(
     mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
