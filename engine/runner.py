@@ -11,8 +11,10 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from engine.arrays import ids_array
+from engine.backend import prefers_fused_steps
 from engine.cache.slots import SlotCache
 from engine.errors import ModelError
+from engine.fused.step import fused_step
 from engine.models.head import split_head
 from engine.models.load import LoadedModel
 
@@ -31,6 +33,7 @@ class Runner:
     def __init__(self, model: LoadedModel, read_block: int = 1) -> None:
         check_caches(model)
         self._backbone, self._head = split_head(model.model)
+        self._fused = fused_step(model.model) if prefers_fused_steps() else None
         self.cache = SlotCache(model.num_layers, read_block)
 
     def prefill(self, slot: int, start: int, tokens: Sequence[int]) -> mx.array:
@@ -56,7 +59,13 @@ class Runner:
         Returns:
             Logits after each token, [rows, width, vocab].
         """
-        return self._head(self._backbone(ids, self.cache.views(first, starts, ids.shape[1])))
+        width = ids.shape[1]
+        if self._fused is None:
+            return self._head(self._backbone(ids, self.cache.views(first, starts, width)))
+        end = first + len(starts)
+        keys, values = self.cache.arrays(end, max(starts) + width)
+        slots = mx.arange(first, end, dtype=mx.int32)
+        return self._fused(ids, slots, mx.array(list(starts), dtype=mx.int32), keys, values)
 
     def head(self, hidden: mx.array) -> mx.array:
         """Return the logits of hidden states, [..., hidden] -> [..., vocab]."""

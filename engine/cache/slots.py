@@ -137,6 +137,18 @@ class SlotCache:
         self.capacity = max(self.capacity, round_up(shape.end, CAPACITY_BLOCK))
         return [LayerView(self, layer, shape) for layer in range(len(self._keys))]
 
+    def arrays(self, num_slots: int, end: int) -> tuple[list[mx.array], list[mx.array]]:
+        """Return keys and values of every layer, with room for `num_slots` rows of `end` positions.
+
+        For steps that write into them: [slots, kv_heads, capacity, head_dim] each. Some row must
+        have been written through `views` before.
+        """
+        self.num_slots = max(self.num_slots, num_slots)
+        self.capacity = max(self.capacity, round_up(end, CAPACITY_BLOCK))
+        for held in (self._keys, self._values):
+            held[:] = [self._grown(array, array) for array in held if array is not None]
+        return self._keys, self._values  # type: ignore[return-value]  # none is None any more
+
     def move(self, source: int, destination: int) -> None:
         """Copy one slot over another, in all layers."""
         for arrays in (self._keys, self._values):
