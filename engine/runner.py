@@ -34,6 +34,7 @@ class Runner:
         check_caches(model)
         self._backbone, self._head = split_head(model.model)
         self._fused = fused_step(model.model) if prefers_fused_steps() else None
+        self._pads = read_block > 1
         self.cache = SlotCache(model.num_layers, read_block)
 
     def prefill(self, slot: int, start: int, tokens: Sequence[int]) -> mx.array:
@@ -45,8 +46,10 @@ class Runner:
         Returns:
             Hidden states after each token, [1, len(tokens), hidden]; apply `head` to score.
         """
-        ids = ids_array([tokens], len(tokens))
-        return self._backbone(ids, self.cache.views(slot, (start,), len(tokens)))
+        width = padded_width(len(tokens)) if self._pads else len(tokens)
+        ids = ids_array([tokens], width)
+        hidden = self._backbone(ids, self.cache.views(slot, (start,), width))
+        return hidden[:, : len(tokens)]
 
     def forward(self, ids: mx.array, first: int, starts: Sequence[int]) -> mx.array:
         """Feed `width` tokens of each of a range of rows.
@@ -70,6 +73,11 @@ class Runner:
     def head(self, hidden: mx.array) -> mx.array:
         """Return the logits of hidden states, [..., hidden] -> [..., vocab]."""
         return self._head(hidden)
+
+
+def padded_width(num_tokens: int) -> int:
+    """Return the prompt width that is computed for so many tokens: a power of two from 16 on."""
+    return max(16, 1 << (num_tokens - 1).bit_length())
 
 
 def check_caches(model: LoadedModel) -> None:

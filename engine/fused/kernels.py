@@ -17,12 +17,18 @@ import mlx.core as mx
 from engine.fused import reference
 from engine.fused.parts import Heads, Projection
 
-MOST_TOKENS = 32
-"""Tokens of a step up to which `project` beats cuBLAS; docs/decisions/step.md has the figures."""
+FEW_TOKENS = 8
+"""Tokens one block of `project` takes, which then reads every weight once."""
+
+SMALL_BYTES = 8 << 20
+"""Weights up to which it also pays to read them once every 8 tokens: they stay in the L2 cache."""
 
 DTYPES = frozenset({mx.bfloat16, mx.float16})
 
 THREADS = 256
+MOST_WIDTH = 16
+"""Tokens a row may feed `attend`; MOST in attend.cu."""
+
 QUERIES = 4
 """Most queries one block of `attend` answers."""
 
@@ -30,23 +36,21 @@ QUERIES = 4
 def project(parts: Projection, x: mx.array, residual: mx.array | None = None) -> mx.array:
     """See engine.fused.reference.project."""
     tokens = x.shape[0]
-    if tokens > MOST_TOKENS:
+    if tokens > FEW_TOKENS and parts.weight.nbytes > SMALL_BYTES:
         return reference.project(parts, x, residual)
     outputs = parts.weight.shape[0] // (2 if parts.gated else 1)
-    tiles = next(tiles for tiles in (1, 2, 4) if 8 * tiles >= min(tokens, 32))
+    none = _nothing(x.dtype)
     out: mx.array
-    (out,) = _kernel("project", ("x", "weight", "gain", "bias", "residual"))(
-        inputs=[x, parts.weight, *_given(x, parts.gain, parts.bias, residual)],
-        template=[
-            ("T", x.dtype),
-            ("TILES", tiles),
-            ("GATED", parts.gated),
-            ("NORM", parts.gain is not None),
-            ("BIAS", parts.bias is not None),
-            ("RESIDUAL", residual is not None),
-            ("EPS_BITS", _bits(parts.eps)),
+    (out,) = _kernel("project", "x weight gain bias residual")(
+        inputs=[
+            x,
+            parts.weight,
+            none if parts.gain is None else parts.gain,
+            none if parts.bias is None else parts.bias,
+            none if residual is None else residual,
         ],
-        grid=(-(-outputs // 16) * THREADS, -(-tokens // (8 * tiles)), 1),
+        template=[("T", x.dtype), ("GATED", parts.gated), ("EPS_BITS", _bits(parts.eps))],
+        grid=(-(-outputs // 16) * THREADS, -(-tokens // FEW_TOKENS), 1),
         threadgroup=(THREADS, 1, 1),
         output_shapes=[(tokens, outputs)],
         output_dtypes=[x.dtype],
@@ -70,16 +74,19 @@ def attend(
     """
     rows, tokens = slots.shape[0], qkv.shape[0]
     width, group = tokens // rows, heads.queries // heads.keys
+    assert width <= MOST_WIDTH, "the new keys of a row must fit shared memory"
     chunk = min(width * group, QUERIES)
-    names = (*"qkv cosines sines slots starts query_gain key_gain keys values".split(),)
+    none = _nothing(qkv.dtype)
     out: mx.array
+    names = "qkv cosines sines slots starts query_gain key_gain keys values"
     (out,) = _kernel("attend", names)(
         inputs=[
             qkv,
             *angles,
             slots,
             starts,
-            *_given(qkv, heads.query_gain, heads.key_gain),
+            none if heads.query_gain is None else heads.query_gain,
+            none if heads.key_gain is None else heads.key_gain,
             keys,
             values,
         ],
@@ -88,9 +95,7 @@ def attend(
             ("D", heads.dim),
             ("GROUP", group),
             ("HEADS", heads.keys),
-            ("WIDTH", width),
             ("CHUNK", chunk),
-            ("NORM", heads.query_gain is not None),
             ("EPS_BITS", _bits(heads.eps)),
             ("SCALE_BITS", _bits(heads.scale)),
         ],
@@ -103,11 +108,11 @@ def attend(
 
 
 @cache
-def _kernel(name: str, inputs: tuple[str, ...]) -> Any:
+def _kernel(name: str, inputs: str) -> Any:
     folder = Path(__file__).parent
     return mx.fast.cuda_kernel(
         name=f"fm_{name}",
-        input_names=inputs,
+        input_names=inputs.split(),
         output_names=["out"],
         source=(folder / f"{name}.cu").read_text(encoding="utf-8"),
         header=(folder / "pairs.cuh").read_text(encoding="utf-8"),
@@ -115,9 +120,12 @@ def _kernel(name: str, inputs: tuple[str, ...]) -> Any:
     )
 
 
-def _given(like: mx.array, *arrays: mx.array | None) -> list[mx.array]:
-    """Return the arrays; what is missing is never read, any array will do."""
-    return [like if array is None else array for array in arrays]
+@cache
+def _nothing(dtype: mx.Dtype) -> mx.array:
+    """Return what stands for an input that is not given: one element."""
+    none = mx.zeros((1,), dtype)
+    mx.eval(none)
+    return none
 
 
 def _bits(number: float) -> int:

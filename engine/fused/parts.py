@@ -31,7 +31,7 @@ class Projection:
         weight: [outputs, inputs]; with `gated` the gate's rows, then as many rows of up.
         bias: [rows of weight].
         gain: [inputs], the weight of an RMS norm of the input.
-        eps: of that norm.
+        eps: of that norm; where there is none, the model's, so that one kernel serves all.
         gated: the result is silu(gate) * up.
     """
 
@@ -133,12 +133,13 @@ def _layer(layer: Any) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     qkv = _join(attention.q_proj, attention.k_proj, attention.v_proj)
     gate_up = _join(mlp.gate_proj, mlp.up_proj)
+    eps = layer.input_layernorm.eps
     return Layer(
         heads=_heads(attention),
         qkv=Projection(*qkv, **_norm(layer.input_layernorm)),
-        out=Projection(attention.o_proj.weight, attention.o_proj.get("bias")),
+        out=Projection(attention.o_proj.weight, attention.o_proj.get("bias"), eps=eps),
         gate_up=Projection(*gate_up, **_norm(layer.post_attention_layernorm), gated=True),
-        down=Projection(mlp.down_proj.weight, mlp.down_proj.get("bias")),
+        down=Projection(mlp.down_proj.weight, mlp.down_proj.get("bias"), eps=eps),
     )
 
 
