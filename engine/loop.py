@@ -116,6 +116,9 @@ class Engine:
             return []
         self._flight = None
         tokens = select(flight)
+        if tokens is not None:
+            # By itself: arrays evaluated together can only be read when the last of them is done.
+            arrays.launch(tokens)
         ahead = self._follow(flight, tokens)
         events = self._land(flight, tokens)
         self._flight = None if ahead is None or ahead.is_over else ahead

@@ -47,7 +47,7 @@ __device__ __forceinline__ uint4 pack8(const float* from) {
       pack<T>(make_float2(from[4], from[5])), pack<T>(make_float2(from[6], from[7])));
 }
 
-#ifndef FM_EMULATED
+#ifndef FM_NO_TENSOR_CORES
 template <typename T>
 __device__ __forceinline__ void tile_product(
     float* sum, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1);

@@ -101,7 +101,8 @@ def take_parts(model: Any) -> Parts | None:
     layers = tuple(_layer(layer) for layer in model.layers)
     body = model.model
     head = model.lm_head if "lm_head" in model else body.embed_tokens
-    return Parts(body.embed_tokens, rates, layers, Projection(head.weight, **_norm(body.norm)))
+    last = Projection(head.weight, gain=body.norm.weight, eps=body.norm.eps)
+    return Parts(body.embed_tokens, rates, layers, last)
 
 
 def _is_plain(model: Any) -> bool:
@@ -131,14 +132,15 @@ def _rates(rope: Any) -> mx.array | None:
 
 def _layer(layer: Any) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
+    before, after = layer.input_layernorm, layer.post_attention_layernorm
     qkv = _join(attention.q_proj, attention.k_proj, attention.v_proj)
     gate_up = _join(mlp.gate_proj, mlp.up_proj)
-    eps = layer.input_layernorm.eps
+    eps = before.eps
     return Layer(
         heads=_heads(attention),
-        qkv=Projection(*qkv, **_norm(layer.input_layernorm)),
+        qkv=Projection(*qkv, gain=before.weight, eps=eps),
         out=Projection(attention.o_proj.weight, attention.o_proj.get("bias"), eps=eps),
-        gate_up=Projection(*gate_up, **_norm(layer.post_attention_layernorm), gated=True),
+        gate_up=Projection(*gate_up, gain=after.weight, eps=after.eps, gated=True),
         down=Projection(mlp.down_proj.weight, mlp.down_proj.get("bias"), eps=eps),
     )
 
@@ -150,10 +152,6 @@ def _heads(attention: Any) -> Heads:
         return Heads(*shape)
     query, key = attention.q_norm, attention.k_norm
     return Heads(*shape, query_gain=query.weight, key_gain=key.weight, eps=query.eps)
-
-
-def _norm(norm: Any) -> dict[str, Any]:
-    return {"gain": norm.weight, "eps": norm.eps}
 
 
 def _join(*layers: Any) -> tuple[mx.array, mx.array | None]:

@@ -41,38 +41,40 @@ const T* token = x + (size_t)min(first_token + row, num_tokens - 1) * num_inputs
 
 float sum[SIDES][4] = {};
 float square = 0;
-for (int first = warp * 32 * DEPTH; first < num_inputs; first += WARPS * 32 * DEPTH) {
-  uint4 a_low[DEPTH][SIDES], a_high[DEPTH][SIDES];
+const int span = (num_inputs / 32 + WARPS - 1) / WARPS * 32;
+const int end = min((warp + 1) * span, num_inputs);
+for (int first = warp * span; first < end; first += 32 * DEPTH) {
+  uint4 a_low[DEPTH][SIDES], a_high[DEPTH][SIDES], b[DEPTH], gains[DEPTH];
 #pragma unroll
   for (int step = 0; step < DEPTH; ++step) {
-    const int k = min(first + step * 32, num_inputs - 32);
+    const int k = min(first + step * 32, end - 32);
 #pragma unroll
     for (int side = 0; side < SIDES; ++side) {
       a_low[step][side] = __ldg(reinterpret_cast<const uint4*>(low[side] + k));
       a_high[step][side] = __ldg(reinterpret_cast<const uint4*>(high[side] + k));
     }
+    b[step] = __ldg(reinterpret_cast<const uint4*>(token + k));
+    if (has_norm) gains[step] = __ldg(reinterpret_cast<const uint4*>(gain + k + quad * 8));
   }
 #pragma unroll
   for (int step = 0; step < DEPTH; ++step) {
-    const int k = first + step * 32;
-    if (k >= num_inputs) break;
-    uint4 b = __ldg(reinterpret_cast<const uint4*>(token + k));
+    if (first + step * 32 >= end) b[step] = make_uint4(0, 0, 0, 0);
     if (has_norm) {
-      float values[8], gains[8];
-      unpack8<T>(b, values);
-      unpack8<T>(__ldg(reinterpret_cast<const uint4*>(gain + k + quad * 8)), gains);
+      float values[8], scales[8];
+      unpack8<T>(b[step], values);
+      unpack8<T>(gains[step], scales);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         square += values[i] * values[i];
-        values[i] *= gains[i];
+        values[i] *= scales[i];
       }
-      b = pack8<T>(values);
+      b[step] = pack8<T>(values);
     }
 #pragma unroll
     for (int side = 0; side < SIDES; ++side) {
       const uint4 l = a_low[step][side], h = a_high[step][side];
-      tile_product<T>(sum[side], l.x, h.x, l.y, h.y, b.x, b.y);
-      tile_product<T>(sum[side], l.z, h.z, l.w, h.w, b.z, b.w);
+      tile_product<T>(sum[side], l.x, h.x, l.y, h.y, b[step].x, b[step].y);
+      tile_product<T>(sum[side], l.z, h.z, l.w, h.w, b[step].z, b[step].w);
     }
   }
 }
