@@ -170,6 +170,9 @@ class Engine:
                 return []
             self._flight = None
             tokens = self._selector.select(flight)
+            if tokens is not None:
+                # By itself: arrays evaluated together can only be read when the last one is done.
+                arrays.launch(tokens)
             ahead = self._follow(flight, tokens)
         chosen = flight.read(tokens) if tokens is not None else None
         ended_s = time.perf_counter()

@@ -123,9 +123,9 @@ class AttentionStore:
         return self._positions.num_bytes
 
     @property
-    def num_arrays(self) -> int:
-        """Arrays of keys and values."""
-        return self._positions.num_arrays
+    def arrays(self) -> tuple[mx.array, ...]:
+        """Keys and values themselves, [slots, kv_heads, capacity, ...] each."""
+        return self._positions.arrays
 
     @property
     def bytes_per_token(self) -> int:

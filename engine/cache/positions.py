@@ -40,9 +40,9 @@ class Positions:
         self._arrays = [mx.zeros(_full(kind, 0, 0), kind.dtype) for kind in kinds]
 
     @property
-    def num_arrays(self) -> int:
-        """Number of arrays."""
-        return len(self._kinds)
+    def arrays(self) -> tuple[mx.array, ...]:
+        """The arrays themselves."""
+        return tuple(self._arrays)
 
     @property
     def num_bytes(self) -> int:

@@ -68,9 +68,9 @@ class RecurrentStore:
         return COPIES * sum(state.nbytes for state in self._states)
 
     @property
-    def num_arrays(self) -> int:
-        """Number of state arrays."""
-        return len(self._kinds)
+    def arrays(self) -> tuple[mx.array, ...]:
+        """The states themselves."""
+        return tuple(self._states)
 
     @property
     def bytes_per_token(self) -> int:

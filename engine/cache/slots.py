@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import mlx.core as mx
+
 from engine.cache.shape import StepShape
 from engine.cache.store import LayerStore
 from engine.cache.stretch import SlotArrays
@@ -83,6 +85,10 @@ class SlotCache:
         assert shape.end <= self.capacity, (shape, self.capacity)
         self._last = shape
         return [store.view(shape) for store in self._stores]
+
+    def arrays(self) -> list[tuple[mx.array, ...]]:
+        """Return the arrays of every layer themselves, for steps that write into them."""
+        return [store.arrays for store in self._stores]
 
     def settle(self, first: int, kept: Sequence[int]) -> tuple[int, ...]:
         """Keep the first tokens of what the last step fed to each row, and forget the others.

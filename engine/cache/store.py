@@ -19,8 +19,8 @@ class LayerStore(Protocol):
         ...
 
     @property
-    def num_arrays(self) -> int:
-        """How many arrays `read` returns and `write` takes."""
+    def arrays(self) -> tuple[mx.array, ...]:
+        """The arrays themselves, [slots, ...] each, as many as `read` returns and `write` takes."""
         ...
 
     @property
@@ -73,9 +73,9 @@ class GroupStore:
         return sum(part.num_bytes for part in self._parts)
 
     @property
-    def num_arrays(self) -> int:
-        """Sum over the parts."""
-        return sum(part.num_arrays for part in self._parts)
+    def arrays(self) -> tuple[mx.array, ...]:
+        """The parts' arrays, one after another."""
+        return tuple(array for part in self._parts for array in part.arrays)
 
     @property
     def bytes_per_token(self) -> int:
@@ -109,8 +109,9 @@ class GroupStore:
         """Give each part its own arrays, in order."""
         taken = 0
         for part in self._parts:
-            part.write(slot, start, arrays[taken : taken + part.num_arrays])
-            taken += part.num_arrays
+            count = len(part.arrays)
+            part.write(slot, start, arrays[taken : taken + count])
+            taken += count
 
     def restore(self, rows: Sequence[bool]) -> None:
         """Restore every part."""
