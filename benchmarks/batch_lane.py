@@ -1,9 +1,9 @@
 """What rows of a batch cost each other: `python benchmarks/batch_lane.py [MODEL]`.
 
 Three figures, each a ratio within one run. Joining and leaving: what some steps take with it in
-their midst beyond as many steps without, the joining row's own prompt apart. A late short prompt: its time to the first token against two steps of the
-rows that decode and its own prompt alone. A long prompt: the largest gap between two tokens of a
-live row against one chunk and one step.
+their midst beyond as many steps without, the joining row's own prompt apart. A late short prompt:
+its time to the first token against steps of the rows that decode, its own prompt apart. A long
+prompt: the largest gap between two tokens of a live row, beside one chunk and one step.
 """
 
 from __future__ import annotations
