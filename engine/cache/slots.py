@@ -15,7 +15,6 @@ import mlx.core as mx
 from engine.arrays import launch
 from engine.cache.shape import StepShape
 from engine.cache.store import LayerStore
-from engine.shapes import CAPACITY_BLOCK, round_up
 
 Kept = tuple[tuple[mx.array, ...], ...]
 """What some positions of one slot hold: the arrays of each layer."""
@@ -68,11 +67,6 @@ class SlotCache:
             store.resize(num_slots, capacity)
         self.num_slots, self.capacity, self._last = num_slots, capacity, None
 
-    def make_room(self, num_slots: int, num_positions: int) -> None:
-        """Grow, never shrink, to hold this; capacity grows in blocks of CAPACITY_BLOCK."""
-        capacity = round_up(num_positions, CAPACITY_BLOCK)
-        self.resize(max(self.num_slots, num_slots), max(self.capacity, capacity))
-
     def views(
         self, first: int, starts: Sequence[int], counts: Sequence[int], width: int
     ) -> list[Any]:
@@ -85,7 +79,7 @@ class SlotCache:
         """
         shape = StepShape(first, tuple(starts), tuple(counts), width, self._read_block)
         assert shape.slots.stop <= self.num_slots, (shape, self.num_slots)
-        assert shape.end <= self.capacity, (shape, self.capacity)
+        assert shape.extent <= self.capacity, (shape, self.capacity)
         self._last = shape
         return [store.view(shape) for store in self._stores]
 

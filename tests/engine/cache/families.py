@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -10,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from engine.models.load import LoadedModel
+from engine.plan import RowRange
 from engine.testing import tiny_model
 
 WINDOW = 8
@@ -160,6 +162,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
 ATTENTION = ("llama", "gemma2", "gemma3_text", "ministral3", "gpt_oss")
 RECURRENT = ("mamba2", "qwen3_next", "falcon_h1", "lfm2")
 CARRIED = (*ATTENTION, *RECURRENT)
+
+
+def rows_at(starts: Iterable[int], counts: Iterable[int]) -> RowRange:
+    """Rows from slot 0, without adapters."""
+    starts = tuple(starts)
+    return RowRange(0, starts, tuple(counts), adapters=(0,) * len(starts))
+
+
+def padded(rows: Sequence[Sequence[int]], width: int) -> mx.array:
+    """Ids of some rows, padded to `width`."""
+    return mx.array([[*row, *[5] * (width - len(row))] for row in rows])
 
 
 @cache
