@@ -9,12 +9,16 @@ from importlib import import_module
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
 
 from engine.models.load import LoadedModel
 from engine.plan import RowRange
 from engine.testing import tiny_model
 
 WINDOW = 8
+LENGTHS = (3, WINDOW + 1, 3 * WINDOW + 2)
+NUM_DRAFTS = 3
+EMITTED = 20
 
 DENSE = {
     "hidden_size": 32,
@@ -194,3 +198,20 @@ def family(name: str, seed: int = 3) -> LoadedModel:
         config={"model_type": name},
         path=None,
     )
+
+
+def prompts() -> list[tuple[int, ...]]:
+    """Three prompts: one below the window, two past it."""
+    return [tuple(33 + (7 * i * i + length) % 60 for i in range(length)) for length in LENGTHS]
+
+
+@cache
+def truth(name: str, prompt: tuple[int, ...], count: int = EMITTED + NUM_DRAFTS + 1) -> list[int]:
+    """Greedy ids of a row alone, one token a forward, in mlx-lm's own cache."""
+    model = family(name).model
+    caches, fed, emitted = make_prompt_cache(model), list(prompt), []
+    for _ in range(count):
+        token = int(mx.argmax(model(mx.array([fed]), cache=caches)[0, -1]))
+        emitted.append(token)
+        fed = [token]
+    return emitted

@@ -22,34 +22,18 @@ from engine.testing import ScriptedDrafter, tiny_model
 from tests.engine.cache.families import (
     ATTENTION,
     CARRIED,
+    EMITTED,
+    NUM_DRAFTS,
     RECURRENT,
     WINDOW,
     family,
     padded,
+    prompts,
     rows_at,
+    truth,
 )
 
-LENGTHS = (3, WINDOW + 1, 3 * WINDOW + 2)
-NUM_DRAFTS = 3
-EMITTED = 20
 TOLERANCE = 1e-4
-
-
-def prompts() -> list[tuple[int, ...]]:
-    """Three prompts: one below the window, two past it."""
-    return [tuple(33 + (7 * i * i + length) % 60 for i in range(length)) for length in LENGTHS]
-
-
-@cache
-def truth(name: str, prompt: tuple[int, ...], count: int = EMITTED + NUM_DRAFTS + 1) -> list[int]:
-    """Greedy ids of a row alone, one token a forward, in mlx-lm's own cache."""
-    model = family(name).model
-    caches, fed, emitted = make_prompt_cache(model), list(prompt), []
-    for _ in range(count):
-        token = int(mx.argmax(model(mx.array([fed]), cache=caches)[0, -1]))
-        emitted.append(token)
-        fed = [token]
-    return emitted
 
 
 @cache
