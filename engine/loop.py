@@ -163,23 +163,28 @@ class Engine:
         Empty when there was no work, and for a step inside a long prompt. A step that raises has
         taken no row half way: the next call plans it again.
         """
-        with self._lock:
-            self._proposer.forget_leavers()
-            flight = self._flight or self._launch()
-            if flight is None:
-                return []
-            self._flight = None
-            tokens = self._selector.select(flight)
-            if tokens is not None:
-                # By itself: arrays evaluated together can only be read when the last one is done.
-                arrays.launch(tokens)
-            ahead = self._follow(flight, tokens)
-        chosen = flight.read(tokens) if tokens is not None else None
+        try:
+            with self._lock:
+                self._proposer.forget_leavers()
+                flight = self._flight or self._launch()
+                if flight is None:
+                    return []
+                self._flight = None
+                tokens = self._selector.select(flight)
+                if tokens is not None:
+                    # By itself: arrays evaluated together are read when the last one is done.
+                    arrays.launch(tokens)
+                ahead = self._follow(flight, tokens)
+            chosen = flight.read(tokens) if tokens is not None else None
+        except BaseException:
+            self._runner.cache.undo()
+            raise
         ended_s = time.perf_counter()
         with self._lock:
             events = self._land(flight, chosen)
             self._proposer.forget_leavers()
             self._flight = None if ahead is None or ahead.is_over else ahead
+            self._runner.cache.landed(num_ahead=0 if self._flight is None else 1)
             self.last_step = self._tally.add(flight, events, self.config.max_rows, ended_s)
         return events
 
@@ -318,6 +323,7 @@ class Engine:
     def _launch(self) -> Flight | None:
         """Start a step whose tokens the host knows."""
         started_s = time.perf_counter()
+        self._runner.cache.landed(num_ahead=0)
         admission = self._scheduler.admit()
         self._copy(admission.moves)
         room = self._scheduler.room(self._runner.room)

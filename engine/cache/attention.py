@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from engine.cache.positions import ArrayKind, Positions
 from engine.cache.shape import StepShape
+from engine.cache.store import States
 
 Held = mx.array | tuple[mx.array, ...]
 """Keys or values: an array, or (packed, scales, biases)."""
@@ -163,5 +164,9 @@ class AttentionStore:
         """Put positions that were read."""
         self._positions.write(slot, start, arrays)
 
-    def restore(self, rows: Sequence[bool]) -> None:
+    def states(self) -> tuple[()]:
+        """Nothing is replaced."""
+        return ()
+
+    def restore(self, states: States, slots: slice, rows: Sequence[bool]) -> None:
         """Nothing to do: what is not counted is forgotten."""
