@@ -69,7 +69,7 @@ def products(weights: list[mx.array], rows: int) -> dict[str, float]:
 def forwards(model: nn.Module, rows: int) -> dict[str, float]:
     """CPU milliseconds of one forward."""
     cache = SlotCache(build_stores("model", model))
-    cache.make_room(1, CONTEXT + rows)
+    cache.resize(1, CONTEXT + rows)
     views = cache.views(0, [0], [CONTEXT], CONTEXT)
     mx.eval(model(mx.zeros((1, CONTEXT), mx.int32), cache=views))
 

@@ -20,6 +20,7 @@ import mlx.core as mx
 import numpy as np
 
 from engine.models.load import LoadedModel, load_model
+from engine.plan import RowRange
 from engine.runner import Runner
 
 PROMPTS = (
@@ -92,16 +93,22 @@ def decode(
 ) -> tuple[list[int], np.ndarray]:
     """Return the ids, forced or greedy, and the logits they follow on, [max_tokens, vocab]."""
     runner = Runner(model, kv_bits=bits)
-    runner.cache.make_room(1, len(prompt) + max_tokens)
-    logits = runner.head(runner.prefill(0, (0,), [prompt], len(prompt)))[0]
+    runner.cache.resize(1, len(prompt) + max_tokens)
+    hidden = runner.prefill(mx.array([list(prompt)]), row_at(0, len(prompt)))
+    logits = runner.head(hidden)[0]
     ids: list[int] = []
     rows: list[np.ndarray] = []
     for index in range(max_tokens):
         rows.append(np.array(logits.astype(mx.float32)))
         ids.append(forced[index] if forced else int(rows[-1].argmax()))
         start = len(prompt) + index
-        logits = runner.forward(mx.array([ids[-1:]]), 0, (start,), (1,))[0, 0]
+        logits = runner.forward(mx.array([ids[-1:]]), row_at(start, 1))[0, 0]
     return ids, np.stack(rows)
+
+
+def row_at(start: int, count: int) -> RowRange:
+    """Return where the one row is fed `count` tokens behind `start`."""
+    return RowRange(0, (start,), (count,), adapters=(0,))
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ import mlx.core as mx
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from engine.cache.layout import build_stores
 from engine.cache.prefix import PrefixCache, PrefixSalt
 from engine.cache.slots import SlotCache
 from engine.testing import tiny_model
@@ -20,9 +21,10 @@ ROWS, LENGTH = 8, 1024
 def storage() -> SlotCache:
     """Slots of the tiny model's shape, filled by one forward of all rows."""
     model = tiny_model()
-    cache = SlotCache(model.num_layers)
+    cache = SlotCache(build_stores(model.name, model.model))
+    cache.resize(ROWS, LENGTH)
     ids = mx.array([[33 + i % 90 for i in range(LENGTH)]] * ROWS)
-    mx.eval(model.model(ids, cache=cache.views(0, (0,) * ROWS, LENGTH)))
+    mx.eval(model.model(ids, cache=cache.views(0, (0,) * ROWS, (LENGTH,) * ROWS, LENGTH)))
     return cache
 
 
@@ -33,12 +35,13 @@ def test_slot_write(
 ) -> None:
     """The writes of one step over all rows, in every layer, and what attention then reads."""
     starts = tuple(LENGTH // 2 + spread * row for row in range(ROWS))
-    _, heads, _, dim = storage.read(0, 0, 1)[0][0].shape
+    heads, _, dim = storage.read(0, 0, 1)[0][0].shape
     new = mx.random.normal((ROWS, heads, width, dim))
     mx.eval(new)
 
     def write() -> None:
-        mx.eval([view.update_and_fetch(new, new) for view in storage.views(0, starts, width)])
+        views = storage.views(0, starts, (width,) * ROWS, width)
+        mx.eval([view.update_and_fetch(new, new) for view in views])
 
     benchmark(write)
 

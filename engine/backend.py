@@ -110,6 +110,11 @@ def shape_block() -> int:
     return 256 if backend_info().device == "cuda" else 1
 
 
+def prefers_fused_steps() -> bool:
+    """Return whether decode steps should run as engine.fused does: its kernels are CUDA's."""
+    return backend_info().device == "cuda"
+
+
 def _load(device: str) -> BackendInfo:
     choice = os.environ.get("FM_BLAS") or "auto"
     try:

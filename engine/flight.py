@@ -7,7 +7,7 @@ and the choice of every position is built. Nothing waits for the device but `Fli
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
@@ -18,10 +18,37 @@ from engine import arrays
 from engine.grammar.mask import MaskJob, apply_mask, bar_tokens, bits_of, fill_masks
 from engine.logprobs import Scored, score
 from engine.plan import Slot, StepKind, StepPlan
+from engine.rejection import RowDraft, acceptance_uniforms, judge, law, lay_out
 from engine.request import TokenLogprobs
 from engine.row_params import Draws, Records, RowParams
-from engine.sampler import Adjustment, adjust, choose
+from engine.sampler import Adjustment, adjust, choose, gumbel_noise
 from engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The part of a proposal that a step judges.
+
+    Args:
+        ids: drafts that are fed and may be accepted.
+        tail: the draft behind them, or nothing: the grammar forbids it, ends with it or knows no
+            way on, or the step is too narrow. It is not fed; `rejection` may choose it as the token
+            behind `ids`. To forget it would prefer the tokens that the drafter finds unlikely.
+        scores: the drafter's laws, [len(ids) + len(tail), vocab], None for one-hot laws.
+    """
+
+    ids: tuple[int, ...] = ()
+    tail: tuple[int, ...] = ()
+    scores: mx.array | None = None
+
+    @property
+    def judged(self) -> tuple[int, ...]:
+        """Every draft that may be the choice at its position."""
+        return self.ids + self.tail
+
+    def unfed(self) -> Draft:
+        """Return the first draft alone, as a tail."""
+        return Draft((), self.judged[:1], None if self.scores is None else self.scores[:1])
 
 
 @dataclass(slots=True)
@@ -29,7 +56,7 @@ class Flight:
     """A launched step.
 
     Args:
-        drafts: legal drafts of each slot; a row whose draft has no mask loses it.
+        drafts: what is judged for each slot; a row whose draft has no mask loses it.
         counts: tokens fed to each row, idle ones included, [rows].
         logits: [rows * width, vocab] with the rows of the plan's range, None when the step
             samples nothing.
@@ -40,7 +67,7 @@ class Flight:
     """
 
     plan: StepPlan
-    drafts: tuple[tuple[int, ...], ...]
+    drafts: tuple[Draft, ...]
     counts: tuple[int, ...]
     logits: mx.array | None
     width: int
@@ -111,9 +138,13 @@ class Selector:
 
     Args:
         eos_ids: end tokens, illegal before a row's `min_tokens`.
+        acceptance: when a draft is the choice at its position, a name in CHOICES.
     """
 
-    def __init__(self, vocab_size: int, eos_ids: Iterable[int], num_slots: int) -> None:
+    def __init__(
+        self, vocab_size: int, eos_ids: Iterable[int], num_slots: int, acceptance: str = "match"
+    ) -> None:
+        self._choose = CHOICES[acceptance]
         self._params = RowParams(num_slots)
         self._end_bits = bits_of(eos_ids, vocab_size)
 
@@ -133,7 +164,7 @@ class Selector:
         bitmask = self._masks(flight, layout)
         if bitmask is not None:
             scores = apply_mask(scores, mx.array(bitmask))
-        tokens = choose(scores, layout.draws)
+        tokens = self._choose(flight, scores, layout.draws)
         _score(flight, layout, tokens)
         return tokens.reshape(-1, flight.width)
 
@@ -150,7 +181,7 @@ class Selector:
         rows = [flight.plan.row(slot) for slot, _ in live]
         emitted[rows] = [slot.sequence.num_emitted for slot, _ in live]
         start[rows] = [flight.column(slot) for slot, _ in live]
-        length[rows] = [1 + len(draft) for _, draft in live]
+        length[rows] = [1 + len(draft.ids) for _, draft in live]
         ahead = np.arange(flight.width) - start[:, None]
         return Layout(
             self._params.records(first, num_rows),
@@ -176,6 +207,35 @@ class Selector:
         return bitmask
 
 
+def _by_match(_flight: Flight, scores: mx.array, draws: Draws) -> mx.array:
+    """Let the target choose, whatever was drafted."""
+    return choose(scores, draws)
+
+
+def _by_rejection(flight: Flight, scores: mx.array, draws: Draws) -> mx.array:
+    """Let the draft be the choice with min(1, p/q), another token otherwise."""
+    drafts = [
+        RowDraft(flight.plan.row(slot), flight.column(slot), draft.judged, draft.scores)
+        for slot, draft in zip(flight.plan.slots, flight.drafts, strict=True)
+    ]
+    if not len(draws.sampled) or not any(draft.ids for draft in drafts):
+        return choose(scores, draws)
+    width, vocab_size = flight.width, scores.shape[-1]
+    tokens = judge(
+        law(scores, draws).reshape(-1, width, vocab_size),
+        lay_out(drafts, len(draws) // width, width, vocab_size),
+        acceptance_uniforms(draws).reshape(-1, width),
+        gumbel_noise(draws, vocab_size).reshape(-1, width, vocab_size),
+    )
+    return tokens.reshape(-1)
+
+
+CHOICES: dict[str, Callable[[Flight, mx.array, Draws], mx.array]] = {
+    "match": _by_match,
+    "rejection": _by_rejection,
+}
+
+
 def _adjustments(flight: Flight, layout: Layout) -> list[Adjustment]:
     """Return what penalties and biases see at every sampled position of the rows that have any."""
     found: list[Adjustment] = []
@@ -190,10 +250,10 @@ def _adjustments(flight: Flight, layout: Layout) -> list[Adjustment]:
             Adjustment(
                 start + taken,
                 sequence.request.sampling,
-                (*sequence.ids, *draft[:taken]),
+                (*sequence.ids, *draft.ids[:taken]),
                 sequence.num_prompt,
             )
-            for taken in range(1 + len(draft))
+            for taken in range(1 + len(draft.ids))
         ]
     return found
 
@@ -218,7 +278,7 @@ def _mask_jobs(flight: Flight) -> dict[int, MaskJob]:
         matcher = slot.sequence.matcher
         if matcher is not None and slot.samples and not slot.sequence.is_finished:
             row = flight.plan.row(slot) * flight.width
-            jobs[place] = MaskJob(matcher, row + flight.column(slot), draft)
+            jobs[place] = MaskJob(matcher, row + flight.column(slot), draft.ids)
     return jobs
 
 
@@ -229,7 +289,7 @@ def _fill(flight: Flight, jobs: dict[int, MaskJob], bitmask: NDArray[np.int32]) 
     if not failed:
         return
     flight.drafts = tuple(
-        () if place in failed else draft for place, draft in enumerate(flight.drafts)
+        draft.unfed() if place in failed else draft for place, draft in enumerate(flight.drafts)
     )
     undrafted = [replace(jobs[place], draft=()) for place in failed]
     for index, error in fill_masks(undrafted, bitmask):

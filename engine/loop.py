@@ -24,13 +24,13 @@ from engine.costs import StepCosts
 from engine.draft.registry import build_budgets
 from engine.draft.source import DraftSource
 from engine.errors import FmError, RequestError, SettingError
-from engine.flight import Flight, Selector
+from engine.flight import Draft, Flight, Selector
 from engine.grammar.compile import GrammarCompiler
 from engine.kv_budget import BYTES_PER_GB, KvBudget
 from engine.models.load import LoadedModel
 from engine.models.lora import load_adapters
 from engine.plan import Slot, StepKind, StepPlan
-from engine.propose import Drafts, Proposer
+from engine.propose import Proposer
 from engine.request import Completion, FinishReason, Request, TokenEvent, TokenLogprobs
 from engine.routing import route
 from engine.runner import Runner
@@ -78,7 +78,9 @@ class Engine:
         if config.max_rows > 1:
             self._runner.check_batch()
         self._grammars = GrammarCompiler(model.tokenizer.ll, model.vocab_size, model.eos_ids)
-        self._selector = Selector(model.vocab_size, model.eos_ids, config.max_rows)
+        self._selector = Selector(
+            model.vocab_size, model.eos_ids, config.max_rows, config.acceptance
+        )
         drafter = drafter if config.num_draft_tokens else None
         if drafter is not None:
             drafter.open(model)
@@ -161,20 +163,28 @@ class Engine:
         Empty when there was no work, and for a step inside a long prompt. A step that raises has
         taken no row half way: the next call plans it again.
         """
-        with self._lock:
-            self._proposer.forget_leavers()
-            flight = self._flight or self._launch()
-            if flight is None:
-                return []
-            self._flight = None
-            tokens = self._selector.select(flight)
-            ahead = self._follow(flight, tokens)
-        chosen = flight.read(tokens) if tokens is not None else None
+        try:
+            with self._lock:
+                self._proposer.forget_leavers()
+                flight = self._flight or self._launch()
+                if flight is None:
+                    return []
+                self._flight = None
+                tokens = self._selector.select(flight)
+                if tokens is not None:
+                    # By itself: arrays evaluated together are read when the last one is done.
+                    arrays.launch(tokens)
+                ahead = self._follow(flight, tokens)
+            chosen = flight.read(tokens) if tokens is not None else None
+        except BaseException:
+            self._runner.cache.undo()
+            raise
         ended_s = time.perf_counter()
         with self._lock:
             events = self._land(flight, chosen)
             self._proposer.forget_leavers()
             self._flight = None if ahead is None or ahead.is_over else ahead
+            self._runner.cache.landed(num_ahead=0 if self._flight is None else 1)
             self.last_step = self._tally.add(flight, events, self.config.max_rows, ended_s)
         return events
 
@@ -313,6 +323,7 @@ class Engine:
     def _launch(self) -> Flight | None:
         """Start a step whose tokens the host knows."""
         started_s = time.perf_counter()
+        self._runner.cache.landed(num_ahead=0)
         admission = self._scheduler.admit()
         self._copy(admission.moves)
         room = self._scheduler.room(self._runner.room)
@@ -327,9 +338,9 @@ class Engine:
         drafts = self._proposer.propose(plan.slots)
         draft_s = time.perf_counter() - started_s
         width = step_width(
-            max(s.num_known + len(d) for s, d in zip(plan.slots, drafts, strict=True))
+            max(s.num_known + len(d.ids) for s, d in zip(plan.slots, drafts, strict=True))
         )
-        fed = [(*slot.tokens, *draft) for slot, draft in zip(plan.slots, drafts, strict=True)]
+        fed = [(*slot.tokens, *draft.ids) for slot, draft in zip(plan.slots, drafts, strict=True)]
         flight = self._forward(plan, _ids_of(plan, fed, width), drafts, started_s)
         flight.draft_s = draft_s
         return flight
@@ -341,16 +352,18 @@ class Engine:
     def _launch_prefill(self, plan: StepPlan, started_s: float) -> Flight:
         chunks = [slot.tokens for slot in plan.slots]
         ids = _ids_of(plan, chunks, prefill_width(max(map(len, chunks))))
-        drafts: Drafts = ((),) * len(chunks)
-        rows = plan.rows(drafts)
+        drafts = (Draft(),) * len(chunks)
+        rows = plan.rows([draft.ids for draft in drafts])
         hidden = self._runner.prefill(ids, rows)
         samples = any(slot.samples for slot in plan.slots)
         logits = self._runner.head(hidden) if samples else None
         arrays.launch(hidden if logits is None else logits)
         return Flight(plan, drafts, rows.counts, logits, 1, ids.size, started_s)
 
-    def _forward(self, plan: StepPlan, ids: mx.array, drafts: Drafts, started_s: float) -> Flight:
-        rows = plan.rows(drafts)
+    def _forward(
+        self, plan: StepPlan, ids: mx.array, drafts: tuple[Draft, ...], started_s: float
+    ) -> Flight:
+        rows = plan.rows([draft.ids for draft in drafts])
         logits = self._runner.forward(ids, rows)
         logits = logits.reshape(-1, logits.shape[-1])
         arrays.launch(logits)
@@ -366,7 +379,7 @@ class Engine:
         started_s = time.perf_counter()
         if any(slot.sequence.forced_ids for slot in plan.slots):
             tokens = _ids_of(plan, [[slot.sequence.forced_next] for slot in plan.slots], 1)
-        return self._forward(plan, tokens, ((),) * len(plan.slots), started_s)
+        return self._forward(plan, tokens, (Draft(),) * len(plan.slots), started_s)
 
     def _land(self, flight: Flight, chosen: list[list[int]] | None) -> list[TokenEvent]:
         """Commit what a step chose; rows that were cancelled meanwhile are passed over."""
@@ -383,7 +396,7 @@ class Engine:
             if not sequence.is_finished:
                 sequence.num_cached = slot.start + held[row]
                 entries = flight.logprobs.get(row, ())
-                events += self._commit(sequence, verdict, bool(draft), entries)
+                events += self._commit(sequence, verdict, bool(draft.ids), entries)
                 sequence.target_calls += flight.plan.kind is StepKind.DECODE
         for slot, verdict in zip(flight.plan.slots, verdicts, strict=True):
             self._keep_prefix(flight, slot, verdict)
@@ -424,14 +437,16 @@ class Engine:
         return self._runner.settle(flight.plan.first, kept)
 
     def _judge(
-        self, flight: Flight, slot: Slot, draft: tuple[int, ...], chosen: list[list[int]] | None
+        self, flight: Flight, slot: Slot, draft: Draft, chosen: list[list[int]] | None
     ) -> Verdict | None:
         """Judge a row's drafts and tell the drafter, before any row changes."""
         sequence = slot.sequence
         if chosen is None or not slot.samples or sequence.is_finished:
             return None
         choices = chosen[flight.plan.row(slot)][flight.column(slot) :]
-        verdict = accept_match([sequence.forced_next] if sequence.forced_ids else choices, draft)
+        verdict = accept_match(
+            [sequence.forced_next] if sequence.forced_ids else choices, draft.ids
+        )
         if slot.draft_budget and sequence.error is None:
             self._proposer.learn(sequence, verdict.num_accepted)
         return verdict

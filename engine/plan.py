@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -94,7 +95,7 @@ class StepPlan:
         """Return which row of the step's arrays belongs to `slot`."""
         return slot.index - self.first
 
-    def rows(self, drafts: tuple[tuple[int, ...], ...]) -> RowRange:
+    def rows(self, drafts: Many[tuple[int, ...]]) -> RowRange:
         """Return the range with each slot's tokens and drafts; idle rows have none."""
         counts, adapters = [0] * self.num_rows, [0] * self.num_rows
         for slot, draft in zip(self.slots, drafts, strict=True):

@@ -11,17 +11,19 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
+import mlx.core as mx
+
 from engine.config import MAX_DRAFT_TOKENS
 from engine.draft.budget import DraftBudgets, Outcome
-from engine.draft.source import DraftRequest, DraftSource
+from engine.draft.source import DraftRequest, DraftSource, Proposal
+from engine.flight import Draft
 from engine.kv_budget import Rectangle
 from engine.models.load import LoadedModel
 from engine.plan import Slot
 from engine.sequence import Sequence
 from engine.verify import Verdict
 
-Proposals = list[list[int]]
-Drafts = tuple[tuple[int, ...], ...]
+NOTHING = Proposal([])
 
 LOG = logging.getLogger("fm")
 
@@ -31,17 +33,27 @@ class Offer:
     """A row's drafts for a step.
 
     Args:
+        num_real: leading tokens that exist.
         num_legal: leading tokens that can be verified; the others count as rejected.
+        scores: the laws they were drawn from, None for one-hot laws.
     """
 
     tokens: tuple[int, ...]
+    num_real: int
     num_legal: int
+    scores: mx.array | None
 
-    def take(self, sequence: Sequence, most: int) -> tuple[int, ...]:
-        """Count and return at most `most` drafts of `sequence`."""
+    def take(self, sequence: Sequence, most: int) -> Draft:
+        """Count at most `most` drafts of `sequence`, and return them with the one behind them.
+
+        Where the cut falls may hinge on what was drafted, so the first draft behind it is judged
+        too: else tokens that are cut would be replaced by another law than tokens that are not.
+        """
         offered, legal = min(len(self.tokens), most), min(self.num_legal, most)
         sequence.drafts.propose(offered, offered - legal)
-        return self.tokens[:legal]
+        tail = self.tokens[legal : min(legal + 1, self.num_real)]
+        scores = None if self.scores is None else self.scores[: legal + len(tail)]
+        return Draft(self.tokens[:legal], tail, scores)
 
 
 class Proposer:
@@ -71,28 +83,30 @@ class Proposer:
         """True while the drafter still holds rows that have ended."""
         return bool(self._leavers)
 
-    def propose(self, slots: Many[Slot]) -> Drafts:
+    def propose(self, slots: Many[Slot]) -> tuple[Draft, ...]:
         """Return the drafts of each slot, cut to what may be verified.
 
         A row whose drafter fails gets its `error` set and no drafts.
         """
         asked = [slot for slot in slots if slot.draft_budget]
         if self._drafter is None or not asked:
-            return ((),) * len(slots)
+            return (Draft(),) * len(slots)
         self._known |= {id(slot.sequence) for slot in asked}
         proposals = dict(zip(map(id, asked), self._ask(asked), strict=True))
-        offers = [self._offer(slot, proposals.get(id(slot), [])) for slot in slots]
+        offers = [self._offer(slot, proposals.get(id(slot), NOTHING)) for slot in slots]
         most = self._most(slots, offers)
         return tuple(
             offer.take(slot.sequence, most) for slot, offer in zip(slots, offers, strict=True)
         )
 
-    def observe(self, slots: Many[Slot], drafts: Drafts, verdicts: Many[Verdict | None]) -> None:
+    def observe(
+        self, slots: Many[Slot], drafts: Many[Draft], verdicts: Many[Verdict | None]
+    ) -> None:
         """Let budgets learn from a decode step of all its rows."""
         if self._budgets is not None:
             self._budgets.observe(
                 [
-                    Outcome(slot.sequence, slot.draft_budget, len(draft), verdict.num_accepted)
+                    Outcome(slot.sequence, slot.draft_budget, len(draft.ids), verdict.num_accepted)
                     if verdict is not None
                     else Outcome(slot.sequence)
                     for slot, draft, verdict in zip(slots, drafts, verdicts, strict=True)
@@ -122,7 +136,7 @@ class Proposer:
             except Exception:  # the row has its answer already
                 LOG.exception("the drafter failed to forget %s", sequence.request.request_id)
 
-    def _ask(self, slots: Many[Slot]) -> Proposals:
+    def _ask(self, slots: Many[Slot]) -> list[Proposal]:
         """Ask for all rows at once; when that fails, row by row to find whose fault it is."""
         requests = [DraftRequest(slot.sequence, slot.draft_budget) for slot in slots]
         try:
@@ -130,16 +144,20 @@ class Proposer:
         except Exception:  # noqa: BLE001  # whatever a drafter raises, other rows go on
             return [self._ask_alone(request) for request in requests]
 
-    def _ask_alone(self, request: DraftRequest) -> list[int]:
-        found: Proposals = []
+    def _ask_alone(self, request: DraftRequest) -> Proposal:
+        found: list[Proposal] = []
         self._guard(request.sequence, lambda: found.extend(self._checked([request])))
-        return found[0] if found else []
+        return found[0] if found else NOTHING
 
-    def _checked(self, requests: list[DraftRequest]) -> Proposals:
+    def _checked(self, requests: list[DraftRequest]) -> list[Proposal]:
         assert self._drafter is not None
         proposals = self._drafter.propose(requests)
         if len(proposals) != len(requests):
             raise ValueError(f"{len(proposals)} proposals for {len(requests)} rows")
+        for offered in proposals:
+            wanted = (len(offered.ids), self._model.vocab_size)
+            if offered.scores is not None and tuple(offered.scores.shape) != wanted:
+                raise ValueError(f"laws of shape {offered.scores.shape}, not {wanted}")
         return proposals
 
     def _guard(self, sequence: Sequence, call: Callable[[], None]) -> None:
@@ -153,13 +171,20 @@ class Proposer:
                 "with num_draft_tokens 0"
             )
 
-    def _offer(self, slot: Slot, proposal: list[int]) -> Offer:
+    def _offer(self, slot: Slot, offered: Proposal) -> Offer:
         """Return a proposal within its budget, up to its first end token."""
         sequence = slot.sequence
-        proposal = proposal[: slot.draft_budget]
+        proposal = offered.ids[: slot.draft_budget]
         end = next((i for i, token in enumerate(proposal) if self._ends(sequence, token)), None)
         proposal = proposal if end is None else proposal[: end + 1]
-        return Offer(tuple(proposal), self._num_legal(sequence, proposal))
+        num_real = self._num_real(proposal)
+        legal = self._num_legal(sequence, proposal[:num_real])
+        return Offer(tuple(proposal), num_real, legal, offered.scores)
+
+    def _num_real(self, proposal: list[int]) -> int:
+        """Return how many leading tokens exist."""
+        size = self._model.vocab_size
+        return next((i for i, token in enumerate(proposal) if not 0 <= token < size), len(proposal))
 
     def _most(self, slots: Many[Slot], offers: Many[Offer]) -> int:
         """Return how many drafts a row may bring to the step, given what all of them have."""
@@ -173,15 +198,12 @@ class Proposer:
         return token in self._model.eos_ids and not sequence.request.ignore_eos
 
     def _num_legal(self, sequence: Sequence, proposal: list[int]) -> int:
-        """Return how many leading tokens exist, do not end the row too early, and are grammatical.
+        """Return how many leading tokens do not end the row too early, and are grammatical.
 
         Args:
-            proposal: an end token can only be its last.
+            proposal: tokens that exist; an end token can only be the last.
         """
-        vocab_size = self._model.vocab_size
-        legal = next(
-            (i for i, token in enumerate(proposal) if not 0 <= token < vocab_size), len(proposal)
-        )
+        legal = len(proposal)
         num_barred = sequence.request.sampling.min_tokens - sequence.num_emitted
         if 0 < legal <= num_barred and self._ends(sequence, proposal[legal - 1]):
             legal -= 1

@@ -10,15 +10,18 @@ from copy import copy
 
 import mlx.core as mx
 
+from engine.backend import prefers_fused_steps
 from engine.cache.layout import build_stores
 from engine.cache.probe import probe_steps
 from engine.cache.slots import SlotCache
 from engine.errors import ModelError
+from engine.fused.step import Step, fused_step
 from engine.kv_budget import KvCosts, Rectangle
 from engine.models.head import split_head
 from engine.models.load import LoadedModel
 from engine.models.lora import AdapterSet
 from engine.plan import RowRange
+from engine.switches import allows
 
 
 class Runner:
@@ -47,6 +50,7 @@ class Runner:
         self._model, self._kv_bits = model, kv_bits
         self._adapters = adapters or AdapterSet(model)
         self._backbone, self._head = split_head(self._adapters.model.model)
+        self._fused = self._fused_step()
         self.cache = SlotCache(stores, read_block)
 
     def on_empty_cache(self) -> Runner:
@@ -103,7 +107,12 @@ class Runner:
         Returns:
             Logits after each token, [rows, width, vocab].
         """
-        return self._head(self._feed(ids, rows))
+        if self._fused is None:
+            return self._head(self._feed(ids, rows))
+        slots = mx.arange(rows.first, rows.first + len(rows.starts), dtype=mx.int32)
+        starts = mx.array(rows.starts, dtype=mx.int32)
+        keys, values = zip(*self.cache.arrays(), strict=True)
+        return self._fused(ids, slots, starts, keys, values)
 
     def head(self, hidden: mx.array) -> mx.array:
         """Return the logits of hidden states, [..., hidden] -> [..., vocab]."""
@@ -112,6 +121,13 @@ class Runner:
     def settle(self, first: int, kept: Sequence[int]) -> tuple[int, ...]:
         """Forget what the last forward fed beyond `kept` tokens a row; see SlotCache.settle."""
         return self.cache.settle(first, kept)
+
+    def _fused_step(self) -> Step | None:
+        """Return the step as kernels where the backend, the model and its rows allow it."""
+        is_plain = self._kv_bits is None and not self._adapters.names
+        if not (is_plain and prefers_fused_steps() and allows("FM_FUSED")):
+            return None
+        return fused_step(self._model.model)
 
     def _feed(self, ids: mx.array, rows: RowRange) -> mx.array:
         self._adapters.select(rows.adapters)

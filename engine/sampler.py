@@ -148,9 +148,21 @@ def final_scores(scores: mx.array, draws: Draws) -> mx.array:
         scores: adjusted and masked logits, [rows, vocab].
         draws: one per row, none of them greedy.
     """
+    return temper(scores, draws) + gumbel_noise(draws, scores.shape[-1])
+
+
+def temper(scores: mx.array, draws: Draws) -> mx.array:
+    """Apply temperature and truncation: the log-probabilities, up to a constant, of a draw.
+
+    Args:
+        scores: adjusted and masked logits, [rows, vocab].
+        draws: one per row; a greedy one scales nothing.
+
+    Returns:
+        [rows, vocab] float32, -inf where a token is excluded.
+    """
     divisor = mx.array(np.ascontiguousarray(draws.records["divisor"]))[:, None]
-    scaled = truncate(scores.astype(mx.float32) / divisor, draws)
-    return scaled + gumbel_noise(draws, scores.shape[-1])
+    return truncate(scores.astype(mx.float32) / divisor, draws)
 
 
 def truncate(scores: mx.array, draws: Draws) -> mx.array:

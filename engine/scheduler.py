@@ -24,7 +24,6 @@ from engine.shapes import (
     prefill_block,
     prefill_width,
     row_bucket,
-    step_width,
     whole_bucket,
 )
 
@@ -110,7 +109,8 @@ class Scheduler:
     def row_tokens(self, sequence: Sequence) -> int:
         """Return the most positions a row may write, padding behind its tokens included."""
         request = sequence.request
-        window = step_width(1 + self._config.num_draft_tokens)
+        # tokens fed again after a rejection widen the step of all rows, up to the widest there is
+        window = STEP_WIDTHS[-1] if self._config.num_draft_tokens else 1
         padding = prefill_block(self._config.prefill_chunk)
         return sequence.num_prompt + max(request.max_tokens + window, padding)
 
@@ -171,14 +171,16 @@ class Scheduler:
         """Return the step after `plan` when it does not depend on what `plan` will emit.
 
         That holds when every row just takes its one sampled token further: no drafts to propose,
-        nobody to admit or to prefill, no budget that ends with this step. Its tokens are still on
-        the device.
+        nobody to admit or to prefill, nothing fed again, no budget that ends with this step. Its
+        tokens are still on the device, in the only column of each row.
         """
         if plan.kind is not StepKind.DECODE or self._prefilling or self._can_admit():
             return None
         if [slot.sequence for slot in plan.slots] != list(self._table):
             return None
-        if any(slot.draft_budget or slot.sequence.remaining <= 1 for slot in plan.slots):
+        if any(slot.num_known > 1 or slot.draft_budget for slot in plan.slots):
+            return None
+        if any(slot.sequence.remaining <= 1 for slot in plan.slots):
             return None
         if any(self._drafts(slot.sequence, pending=1) for slot in plan.slots):
             return None

@@ -76,6 +76,7 @@ SWITCHES: dict[str, Switch] = {
     "FM_BLOCKED_PRODUCTS": Switch(
         "matrix products in blocks", "whole products, in models that are loaded from then on"
     ),
+    "FM_FUSED": Switch("fused decode steps on CUDA", "steps go through the model's own layers"),
 }
 """Every switch by its variable; its values are 0, off, and 1, which is as if it were not set."""
 

@@ -6,7 +6,7 @@ They go through the same loop as everything else; nothing of the engine is repla
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import replace
 from functools import cache
@@ -16,8 +16,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.base import Module
+from numpy.typing import NDArray
 
-from engine.draft.source import DraftRequest
+from engine.draft.source import DraftRequest, Proposal
 from engine.kv_budget import KvCosts, Rectangle
 from engine.models.adapter_fit import linear_shape
 from engine.models.layer_tree import named_layers
@@ -67,20 +68,18 @@ def write_adapter(
     return folder
 
 
-class ScriptedModel(Module):
-    """Scores one fixed successor of every token far above the rest.
+class TableModel(Module):
+    """Scores what follows a token by the token alone.
 
     It writes to its cache as a real layer does, so that slots are exercised.
+
+    Args:
+        table: logits after each token, [vocab, vocab].
     """
 
-    def __init__(self, successors: Mapping[int, int], vocab_size: int, default: int) -> None:
+    def __init__(self, table: NDArray[np.float32]) -> None:
         init: Any = super().__init__  # has no annotations
         init()
-        table = np.zeros((vocab_size, vocab_size), dtype=np.float32)
-        follows = np.full(vocab_size, default)
-        for token, successor in successors.items():
-            follows[token] = successor
-        table[np.arange(vocab_size), follows] = CLEAR
         self.table = mx.array(table)
         self.layers: list[None] = [None]
 
@@ -90,6 +89,19 @@ class ScriptedModel(Module):
             new = ids.astype(mx.float32)[:, None, :, None]
             cache[0].update_and_fetch(new, new)
         return self.table[ids]
+
+
+def table_model(table: NDArray[np.float32]) -> LoadedModel:
+    """Return a model of the tiny model's tokenizer that scores by a table, [vocab, vocab]."""
+    return replace(
+        tiny_model(),
+        name="table",
+        model=TableModel(table),
+        vocab_size=table.shape[1],
+        num_layers=1,
+        config={},
+        path=None,
+    )
 
 
 def scripted_model(text: str, *, end: int | None = None) -> LoadedModel:
@@ -103,9 +115,11 @@ def scripted_model(text: str, *, end: int | None = None) -> LoadedModel:
     ids = [start_id(tiny), *tiny.tokenizer.encode(text)]
     assert len(set(ids)) == len(ids), "a scripted token needs one successor"
     last = min(tiny.eos_ids) if end is None else end
-    successors = dict(zip(ids, [*ids[1:], last], strict=True))
-    model = ScriptedModel(successors, tiny.vocab_size, default=last)
-    return replace(tiny, name="scripted", model=model, num_layers=1, path=None)
+    follows = np.full(tiny.vocab_size, last)
+    follows[ids] = [*ids[1:], last]
+    table = np.zeros((tiny.vocab_size, tiny.vocab_size), dtype=np.float32)
+    table[np.arange(tiny.vocab_size), follows] = CLEAR
+    return replace(table_model(table), name="scripted")
 
 
 def start_id(model: LoadedModel) -> int:
@@ -131,7 +145,7 @@ class ScriptedDrafter:
         open_rows: rows proposed for and not closed yet.
     """
 
-    def __init__(self, propose: Callable[[Sequence], list[int]]) -> None:
+    def __init__(self, propose: Callable[[Sequence], list[int] | Proposal]) -> None:
         self._propose = propose
         self.commits: list[int] = []
         self.open_rows: set[int] = set()
@@ -147,10 +161,11 @@ class ScriptedDrafter:
     def make_room(self, room: Rectangle) -> None:
         """It keeps no cache."""
 
-    def propose(self, requests: Rows[DraftRequest]) -> list[list[int]]:
+    def propose(self, requests: Rows[DraftRequest]) -> list[Proposal]:
         """Return the script's tokens, uncut: the engine has to cope."""
         self.open_rows |= {id(request.sequence) for request in requests}
-        return [self._propose(request.sequence) for request in requests]
+        scripts = [self._propose(request.sequence) for request in requests]
+        return [item if isinstance(item, Proposal) else Proposal(item) for item in scripts]
 
     def commit(self, sequence: Sequence, num_accepted: int) -> None:
         """Record it."""

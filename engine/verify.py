@@ -3,6 +3,9 @@
 `match` acceptance: the target chooses its own token at every position, greedily or with the
 position's own noise, and a draft is accepted while it is that token. The emitted ids are those of
 not speculating, at any temperature.
+
+Under `rejection` (engine.rejection) the choice at a position is the draft itself with min(1, p/q)
+and another token otherwise, so that the same walk reads it.
 """
 
 from __future__ import annotations

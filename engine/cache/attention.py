@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from engine.cache.positions import ArrayKind, Positions
 from engine.cache.shape import StepShape
+from engine.cache.store import States
 
 Held = mx.array | tuple[mx.array, ...]
 """Keys or values: an array, or (packed, scales, biases)."""
@@ -123,9 +124,9 @@ class AttentionStore:
         return self._positions.num_bytes
 
     @property
-    def num_arrays(self) -> int:
-        """Arrays of keys and values."""
-        return self._positions.num_arrays
+    def arrays(self) -> tuple[mx.array, ...]:
+        """Keys and values themselves, [slots, kv_heads, capacity, ...] each."""
+        return self._positions.arrays
 
     @property
     def bytes_per_token(self) -> int:
@@ -163,5 +164,9 @@ class AttentionStore:
         """Put positions that were read."""
         self._positions.write(slot, start, arrays)
 
-    def restore(self, rows: Sequence[bool]) -> None:
+    def states(self) -> tuple[()]:
+        """Nothing is replaced."""
+        return ()
+
+    def restore(self, states: States, slots: slice, rows: Sequence[bool]) -> None:
         """Nothing to do: what is not counted is forgotten."""

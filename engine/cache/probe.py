@@ -66,7 +66,7 @@ def probe_steps(name: str, model: Module, kv_bits: int | None) -> StepSupport:
 
 def _fault(model: Module, cache: SlotCache, starts: tuple[int, ...], width: int) -> str:
     """Return what building a forward raises, "" when nothing."""
-    cache.make_room(len(starts), max(starts) + width)
+    cache.resize(len(starts), max(starts) + width)
     views = cache.views(0, starts, (width,) * len(starts), width)
     try:
         model(mx.zeros((len(starts), width), mx.int32), cache=views)
@@ -78,7 +78,7 @@ def _fault(model: Module, cache: SlotCache, starts: tuple[int, ...], width: int)
 def _check_states(name: str, model: Module) -> None:
     """Raise ModelError unless padded and idle rows keep the states they would have alone."""
     cache = SlotCache(build_stores(name, model))
-    cache.make_room(3, len(FIRST_IDS) + WIDTH)
+    cache.resize(3, len(FIRST_IDS) + WIDTH)
     layer = next(i for i, own in enumerate(make_prompt_cache(model)) if _states(own) is not None)
     _feed(model, cache, (0, 0, 0), [FIRST_IDS] * 3, len(FIRST_IDS))
     idle = cache.read(2, 0, 0)[layer]

@@ -1,7 +1,7 @@
 """Recurrent layers: a state of fixed size for every slot, which a step replaces.
 
-A state cannot forget by not counting. The rows of the last step keep what they had before it, and
-a row whose drafts were rejected gets that back and is fed its tokens again.
+A state cannot forget by not counting. What it was before a step is kept until the step has landed,
+and a row whose drafts were rejected gets that back and is fed its tokens again.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import mlx.core as mx
 
 from engine.cache.positions import ArrayKind, resized
 from engine.cache.shape import StepShape
+from engine.cache.store import States
 
-COPIES = 2
-"""A state and what it was before the step."""
+COPIES = 3
+"""A state, and what it was before each of two steps: one computes, one is launched behind it."""
 
 
 class RecurrentView:
@@ -59,18 +60,16 @@ class RecurrentStore:
     def __init__(self, kinds: Sequence[ArrayKind]) -> None:
         self._kinds = tuple(kinds)
         self._states = [mx.zeros((0, *kind.shape), kind.dtype) for kind in kinds]
-        self._before: list[mx.array] = []
-        self._slots = slice(0, 0)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all states and of as many snapshots."""
+        """Bytes of all states and of their snapshots."""
         return COPIES * sum(state.nbytes for state in self._states)
 
     @property
-    def num_arrays(self) -> int:
-        """Number of state arrays."""
-        return len(self._kinds)
+    def arrays(self) -> tuple[mx.array, ...]:
+        """The states themselves."""
+        return tuple(self._states)
 
     @property
     def bytes_per_token(self) -> int:
@@ -79,18 +78,17 @@ class RecurrentStore:
 
     @property
     def bytes_per_row(self) -> int:
-        """Bytes of one slot's state and of its snapshot."""
+        """Bytes of one slot's state and of its snapshots."""
         return COPIES * sum(kind.num_bytes for kind in self._kinds)
 
     def view(self, shape: StepShape) -> RecurrentView:
-        """Zero the rows that start, remember all rows, and return what the layer is given."""
-        self._slots = shape.slots
+        """Zero the rows that start, and return what the layer is given."""
         fresh = [start == 0 and count > 0 for start, count in _pairs(shape)]
         for index, state in enumerate(self._states):
             rows = state[shape.slots]
             if any(fresh):
-                self._assign(index, mx.where(_column(fresh, rows), mx.zeros_like(rows), rows))
-        self._before = [state[shape.slots] for state in self._states]
+                rows = mx.where(_column(fresh, rows), mx.zeros_like(rows), rows)
+                self._assign(index, shape.slots, rows)
         return RecurrentView(self, shape)
 
     def state(self, shape: StepShape, index: int) -> mx.array:
@@ -102,18 +100,21 @@ class RecurrentStore:
         idle = [count == 0 for count in shape.counts]
         value = value.astype(self._kinds[index].dtype)
         if any(idle):
-            value = mx.where(_column(idle, value), self._before[index], value)
-        self._assign(index, value)
+            value = mx.where(_column(idle, value), self.state(shape, index), value)
+        self._assign(index, shape.slots, value)
 
-    def restore(self, rows: Sequence[bool]) -> None:
-        """Give the marked rows of the last step their state from before it."""
-        for index, before in enumerate(self._before):
-            now = self._states[index][self._slots]
-            self._assign(index, mx.where(_column(rows, now), before, now))
+    def states(self) -> tuple[mx.array, ...]:
+        """Return all states as they are now, in arrays of their own that share the memory."""
+        return tuple(state[:] for state in self._states)
+
+    def restore(self, states: States, slots: slice, rows: Sequence[bool]) -> None:
+        """Give the marked rows of some slots the states they had."""
+        for index, before in enumerate(states):
+            now = self._states[index][slots]
+            self._assign(index, slots, mx.where(_column(rows, now), before[slots], now))
 
     def resize(self, num_slots: int, capacity: int) -> None:
         """Take room for slots; a state has no positions."""
-        self._before = []
         self._states = [
             resized(old, (num_slots, *kind.shape))
             for kind, old in zip(self._kinds, self._states, strict=True)
@@ -133,12 +134,12 @@ class RecurrentStore:
         for state, new in zip(self._states, arrays, strict=True):
             state[slot] = new
 
-    def _assign(self, index: int, value: mx.array) -> None:
-        """Replace the state of the step's slots; all of them need no copy of the rest."""
+    def _assign(self, index: int, slots: slice, value: mx.array) -> None:
+        """Replace the state of some slots; all of them need no copy of the rest."""
         if value.shape[0] == self._states[index].shape[0]:
             self._states[index] = value
         else:
-            self._states[index][self._slots] = value
+            self._states[index][slots] = value
 
 
 def _pairs(shape: StepShape) -> Sequence[tuple[int, int]]:

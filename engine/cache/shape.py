@@ -54,8 +54,8 @@ class StepShape:
 
     @property
     def extent(self) -> int:
-        """Positions the step reads."""
-        return round_up(self.end, self.read_block)
+        """Positions the step reads; of new rows, just those it writes."""
+        return round_up(self.end, self.read_block) if max(self.starts) else self.end
 
     @property
     def is_uniform(self) -> bool:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import mlx.core as mx
+
 from engine.cache.shape import StepShape
-from engine.cache.store import LayerStore
+from engine.cache.store import LayerStore, States
 from engine.cache.stretch import SlotArrays
-from engine.shapes import CAPACITY_BLOCK, round_up
 
 
 class SlotCache:
@@ -27,7 +28,7 @@ class SlotCache:
     def __init__(self, stores: Sequence[LayerStore], read_block: int = 1) -> None:
         self._stores = tuple(stores)
         self.read_block = read_block
-        self._last: StepShape | None = None
+        self._undo: list[tuple[StepShape, list[States]]] = []
         self.num_slots = 0
         self.capacity = 0
 
@@ -61,12 +62,7 @@ class SlotCache:
             return
         for store in self._stores:
             store.resize(num_slots, capacity)
-        self.num_slots, self.capacity, self._last = num_slots, capacity, None
-
-    def make_room(self, num_slots: int, num_positions: int) -> None:
-        """Grow, never shrink, to hold this; capacity grows in blocks of CAPACITY_BLOCK."""
-        capacity = round_up(num_positions, CAPACITY_BLOCK)
-        self.resize(max(self.num_slots, num_slots), max(self.capacity, capacity))
+        self.num_slots, self.capacity, self._undo = num_slots, capacity, []
 
     def views(
         self, first: int, starts: Sequence[int], counts: Sequence[int], width: int
@@ -80,9 +76,14 @@ class SlotCache:
         """
         shape = StepShape(first, tuple(starts), tuple(counts), width, self.read_block)
         assert shape.slots.stop <= self.num_slots, (shape, self.num_slots)
-        assert shape.end <= self.capacity, (shape, self.capacity)
-        self._last = shape
+        assert shape.extent <= self.capacity, (shape, self.capacity)
+        if not self.is_rewindable:
+            self._undo.append((shape, [store.states() for store in self._stores]))
         return [store.view(shape) for store in self._stores]
+
+    def arrays(self) -> list[tuple[mx.array, ...]]:
+        """Return the arrays of every layer themselves, for steps that write into them."""
+        return [store.arrays for store in self._stores]
 
     def settle(self, first: int, kept: Sequence[int]) -> tuple[int, ...]:
         """Keep the first tokens of what the last step fed to each row, and forget the others.
@@ -99,20 +100,33 @@ class SlotCache:
         """
         if self.is_rewindable:
             return tuple(kept)
-        shape = self._last
-        assert shape is not None, "a step is settled once, before slots move or change size"
+        assert self._undo, "a step is settled once, before slots move or change size"
+        shape, states = self._undo.pop()
         assert (first, len(kept)) == (shape.first, shape.rows), (first, kept, shape)
-        self._last = None
         undone = [keep < count for keep, count in zip(kept, shape.counts, strict=True)]
         if not any(undone):
             return tuple(kept)
-        for store in self._stores:
-            store.restore(undone)
+        self._restore(states, shape.slots, undone)
         return tuple(0 if undo else keep for undo, keep in zip(undone, kept, strict=True))
+
+    def landed(self, num_ahead: int) -> None:
+        """Take all steps as done, except the last `num_ahead`: nothing goes back behind them."""
+        del self._undo[: len(self._undo) - num_ahead]
+
+    def undo(self) -> None:
+        """Go back to before the oldest step that has not landed; what rows counted then is true."""
+        if self._undo:
+            states = self._undo[0][1]
+            self._restore(states, slice(0, self.num_slots), [True] * self.num_slots)
+            self._undo = []
+
+    def _restore(self, states: list[States], slots: slice, rows: Sequence[bool]) -> None:
+        for store, held in zip(self._stores, states, strict=True):
+            store.restore(held, slots, rows)
 
     def move(self, source: int, destination: int) -> None:
         """Copy one slot over another, in all layers."""
-        self._last = None
+        self._undo = []
         if source < self.num_slots:  # a row that left before it was fed has written nothing
             for store in self._stores:
                 store.move(source, destination)

@@ -9,18 +9,21 @@ import mlx.core as mx
 
 from engine.cache.shape import StepShape
 
+States = tuple[Any, ...]
+"""What a step replaces in one layer, whole; empty where steps only add."""
+
 
 class LayerStore(Protocol):
     """What one layer keeps for every slot. Arrays are built lazily; nothing waits."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held now, what a step may have to restore included."""
+        """Bytes held now, with what steps may have to restore."""
         ...
 
     @property
-    def num_arrays(self) -> int:
-        """How many arrays `read` returns and `write` takes."""
+    def arrays(self) -> tuple[mx.array, ...]:
+        """The arrays themselves, [slots, ...] each, as many as `read` returns and `write` takes."""
         ...
 
     @property
@@ -53,8 +56,12 @@ class LayerStore(Protocol):
         """Put what `read` returned into a slot, from position `start`."""
         ...
 
-    def restore(self, rows: Sequence[bool]) -> None:
-        """Give the marked rows of the last step the state they had before it.
+    def states(self) -> States:
+        """Return what a step replaces, as it is now; later steps and moves do not change it."""
+        ...
+
+    def restore(self, states: States, slots: slice, rows: Sequence[bool]) -> None:
+        """Give the marked rows of some slots the states they had.
 
         Nothing has to be done where forgetting is not counting.
         """
@@ -73,9 +80,9 @@ class GroupStore:
         return sum(part.num_bytes for part in self._parts)
 
     @property
-    def num_arrays(self) -> int:
-        """Sum over the parts."""
-        return sum(part.num_arrays for part in self._parts)
+    def arrays(self) -> tuple[mx.array, ...]:
+        """The parts' arrays, one after another."""
+        return tuple(array for part in self._parts for array in part.arrays)
 
     @property
     def bytes_per_token(self) -> int:
@@ -109,10 +116,15 @@ class GroupStore:
         """Give each part its own arrays, in order."""
         taken = 0
         for part in self._parts:
-            part.write(slot, start, arrays[taken : taken + part.num_arrays])
-            taken += part.num_arrays
+            count = len(part.arrays)
+            part.write(slot, start, arrays[taken : taken + count])
+            taken += count
 
-    def restore(self, rows: Sequence[bool]) -> None:
+    def states(self) -> States:
+        """Return the states of every part."""
+        return tuple(part.states() for part in self._parts)
+
+    def restore(self, states: States, slots: slice, rows: Sequence[bool]) -> None:
         """Restore every part."""
-        for part in self._parts:
-            part.restore(rows)
+        for part, held in zip(self._parts, states, strict=True):
+            part.restore(held, slots, rows)

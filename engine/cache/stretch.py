@@ -13,7 +13,7 @@ import mlx.core as mx
 from engine.arrays import launch
 
 LayerArrays: TypeAlias = tuple[mx.array, ...]
-"""What one layer keeps, each array [..., tokens, features]."""
+"""What one layer keeps, each array [heads, tokens, width]: quantised keys are three of them."""
 
 SlotArrays: TypeAlias = tuple[LayerArrays, ...]
 """One entry a layer."""
@@ -27,7 +27,7 @@ class SlotStorage(Protocol):
         ...
 
     def write(self, slot: int, start: int, arrays: SlotArrays) -> None:
-        """Put a stretch at `start`, growing where there is no room."""
+        """Put a stretch at `start`; there has to be room."""
         ...
 
 

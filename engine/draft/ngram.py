@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
-from engine.draft.source import DraftRequest
+from engine.draft.source import DraftRequest, Proposal
 from engine.kv_budget import KvCosts, Rectangle
 from engine.models.load import LoadedModel
 from engine.sequence import Sequence
@@ -70,9 +70,9 @@ class NgramDrafter:
     def make_room(self, room: Rectangle) -> None:
         """It keeps no cache."""
 
-    def propose(self, requests: Rows[DraftRequest]) -> list[list[int]]:
+    def propose(self, requests: Rows[DraftRequest]) -> list[Proposal]:
         """Return up to `budget` ids for each row."""
-        return [self._propose(request) for request in requests]
+        return [Proposal(self._propose(request)) for request in requests]
 
     def _propose(self, request: DraftRequest) -> list[int]:
         ids = request.sequence.ids

@@ -9,6 +9,8 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import Protocol
 
+import mlx.core as mx
+
 from engine.kv_budget import KvCosts, Rectangle
 from engine.models.load import LoadedModel
 from engine.sequence import Sequence
@@ -24,6 +26,21 @@ class DraftRequest:
 
     sequence: Sequence
     budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Drafts for one row.
+
+    Args:
+        ids: the drafted tokens, in order; empty means plain decoding.
+        scores: the laws they were drawn from, log-probabilities up to a constant over the target's
+            vocabulary, [len(ids), vocab], still on the device. Under `rejection` the draws must be
+            independent of the target's. None: ids that follow from the row alone (a one-hot law).
+    """
+
+    ids: list[int]
+    scores: mx.array | None = None
 
 
 class DraftSource(Protocol):
@@ -42,8 +59,8 @@ class DraftSource(Protocol):
         """Size the cache it keeps, if any; called before every step, rows keep what they hold."""
         ...
 
-    def propose(self, requests: Rows[DraftRequest]) -> list[list[int]]:
-        """Return up to `budget` ids for each row; an empty list means plain decoding."""
+    def propose(self, requests: Rows[DraftRequest]) -> list[Proposal]:
+        """Return up to `budget` ids for each row."""
         ...
 
     def commit(self, sequence: Sequence, num_accepted: int) -> None:

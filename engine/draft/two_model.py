@@ -1,15 +1,18 @@
 """Draft with a smaller model of the same vocabulary.
 
 The drafter keeps its own slots. A proposal feeds it what it has not seen, then chains its own
-choices on the device and reads them once. It draws with the row's own parameters and noise, so a
-drafter equal to its target agrees with it at any temperature. Penalties see the row's tokens and
-not the drafts before them, which the host has not read.
+choices on the device and reads them once. It draws with the row's own parameters, and
+keeps off end tokens as long as the row must. Under `match` it shares the row's noise, so a drafter
+equal to its target agrees with it at any temperature; under `rejection` its noise is its own, and
+the law of each draft stays on the device. Penalties see the row's tokens and not the drafts before
+them, which the host has not read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
@@ -17,17 +20,18 @@ from numpy.typing import NDArray
 
 from engine import arrays
 from engine.backend import shape_block
-from engine.draft.source import DraftRequest
+from engine.draft.source import DraftRequest, Proposal
 from engine.errors import ModelError
 from engine.grammar.mask import apply_mask, bar_tokens, bits_of
 from engine.kv_budget import KvCosts, Rectangle
 from engine.models.load import LoadedModel, check_same_vocabulary
 from engine.plan import RowRange
 from engine.profile import profile_steps
+from engine.rejection import Stream, law, stream_seeds
 from engine.row_params import Draws, RowParams
 from engine.rows import SlotTable
 from engine.runner import Runner
-from engine.sampler import Adjustment, adjust, choose
+from engine.sampler import Adjustment, adjust, choose, gumbel_noise
 from engine.sequence import Sequence
 from engine.shapes import prefill_width, row_bucket, step_width
 
@@ -46,16 +50,53 @@ class DraftRow:
     num_drafted: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One draft of every row.
+
+    Args:
+        ids: [rows].
+        scores: their laws, [rows, vocab]; None when nobody asks for them.
+    """
+
+    ids: mx.array
+    scores: mx.array | None = None
+
+
+def _as_the_target(scores: mx.array, draws: Draws) -> Drawn:
+    """Draw with the target's own noise."""
+    return Drawn(choose(scores, draws))
+
+
+def _independently(scores: mx.array, draws: Draws) -> Drawn:
+    """Draw with noise that the target does not see, and keep the law."""
+    records = draws.records.copy()
+    records["seed"] = stream_seeds(records["seed"], Stream.DRAFT)
+    own = replace(draws, records=records)
+    scores = law(scores, own)
+    noisy = scores + gumbel_noise(own, scores.shape[-1])
+    return Drawn(mx.argmax(noisy, axis=-1).astype(mx.int32), scores)
+
+
+DRAWING: dict[str, Callable[[mx.array, Draws], Drawn]] = {
+    "match": _as_the_target,
+    "rejection": _independently,
+}
+
+
 class TwoModelDrafter:
     """Speculation with a draft model.
 
     Args:
         model: the draft model.
         prefill_chunk: most prompt tokens fed at once.
+        acceptance: how its drafts will be judged, a name in DRAWING.
     """
 
-    def __init__(self, model: LoadedModel, prefill_chunk: int) -> None:
+    def __init__(self, model: LoadedModel, prefill_chunk: int, acceptance: str = "match") -> None:
         self._model = model
+        self._draw = DRAWING[acceptance]
+        self._vocab_size = model.vocab_size
         self._prefill_chunk = prefill_chunk
         self._runner = Runner(model, shape_block())
         self._table: SlotTable[DraftRow] = SlotTable()
@@ -71,7 +112,8 @@ class TwoModelDrafter:
                 f"{self._model.name} has recurrent layers, which cannot take a chain of drafts "
                 "back; choose a draft model of attention layers only, or drafter ngram"
             )
-        self._end_bits = bits_of(target.eos_ids, self._model.vocab_size)
+        self._vocab_size = target.vocab_size
+        self._end_bits = bits_of(target.eos_ids, target.vocab_size)
 
     @property
     def kv_costs(self) -> KvCosts:
@@ -84,16 +126,18 @@ class TwoModelDrafter:
             self._runner.cache.move(source, destination)
         self._runner.make_room(room)
 
-    def propose(self, requests: Rows[DraftRequest]) -> list[list[int]]:
+    def propose(self, requests: Rows[DraftRequest]) -> list[Proposal]:
         """Return exactly `budget` ids for each row; waits for the device once."""
         rows = [self._row(request.sequence) for request in requests]
         for row in rows:
             self._prefill(row)
         budgets = {id(row): request.budget for row, request in zip(rows, requests, strict=True)}
-        chosen = arrays.read_tokens(self._chain(max(budgets.values())))
+        drawn = self._chain(max(budgets.values()))
+        chosen = arrays.read_tokens(mx.stack([draft.ids for draft in drawn], axis=1))
         for row in rows:
             row.num_drafted = budgets[id(row)]
-        return [chosen[self._table.index(row)][: budgets[id(row)]] for row in rows]
+        laws = [draft.scores for draft in drawn if draft.scores is not None]
+        return [_proposal(self._table.index(row), budgets[id(row)], chosen, laws) for row in rows]
 
     def commit(self, sequence: Sequence, num_accepted: int) -> None:
         """Keep the accepted drafts that are in the cache; the last one never is."""
@@ -129,8 +173,8 @@ class TwoModelDrafter:
             arrays.launch(self._runner.prefill(padded, rows))
             row.num_cached = end
 
-    def _chain(self, num_tokens: int) -> mx.array:
-        """Return `num_tokens` chained choices of every slot in use, [slots, num_tokens].
+    def _chain(self, num_tokens: int) -> list[Drawn]:
+        """Return `num_tokens` chained choices of every slot in use.
 
         Rows that asked for fewer, or for none, and holes are computed too: the range of slots is
         contiguous, and what they write is forgotten by not being counted.
@@ -143,18 +187,18 @@ class TwoModelDrafter:
         logits = self._runner.forward(arrays.ids_array(unseen, width), _range(rows, 0, counts))
         last = mx.array([len(tokens) - 1 for tokens in unseen])
         scores = mx.take_along_axis(logits, last[:, None, None], axis=1)[:, 0]
-        tokens = [self._choose(scores, rows, 0)]
+        drawn = [self._choose(scores, rows, 0)]
         for row, seen in zip(rows, unseen, strict=True):
             if row is not None:
                 row.num_cached += len(seen)
         for offset in range(1, num_tokens):
             where = _range(rows, offset - 1, [1] * len(rows))
-            scores = self._runner.forward(tokens[-1][:, None], where)[:, 0]
-            tokens.append(self._choose(scores, rows, offset))
-        return mx.stack(tokens, axis=1)
+            scores = self._runner.forward(drawn[-1].ids[:, None], where)[:, 0]
+            drawn.append(self._choose(scores, rows, offset))
+        return drawn
 
-    def _choose(self, scores: mx.array, rows: list[DraftRow | None], offset: int) -> mx.array:
-        """Return the choice of every row after `offset` drafts, [rows] int32."""
+    def _choose(self, scores: mx.array, rows: list[DraftRow | None], offset: int) -> Drawn:
+        """Return the choice of every row after `offset` drafts."""
         records = self._params.records(0, len(rows))
         positions = np.array([row.sequence.num_emitted + offset if row else 0 for row in rows])
         touched = [
@@ -162,9 +206,9 @@ class TwoModelDrafter:
             for index, row in enumerate(rows)
             if row is not None and not records["is_plain"][index]
         ]
-        scores = adjust(scores, touched)
+        scores = adjust(_fit(scores, self._vocab_size), touched)
         scores = self._bar_ends(scores, np.flatnonzero(positions < records["min_tokens"]))
-        return choose(scores, Draws(records, positions))
+        return self._draw(scores, Draws(records, positions))
 
     def _bar_ends(self, scores: mx.array, barred: NDArray[np.int64]) -> mx.array:
         if not len(barred):
@@ -183,3 +227,16 @@ def _range(rows: list[DraftRow | None], offset: int, counts: list[int]) -> RowRa
 def _adjustment(index: int, sequence: Sequence) -> Adjustment:
     params = sequence.request.sampling
     return Adjustment(index, params, sequence.ids, sequence.num_prompt)
+
+
+def _proposal(slot: int, budget: int, chosen: list[list[int]], laws: list[mx.array]) -> Proposal:
+    own = mx.stack([scores[slot] for scores in laws[:budget]]) if laws else None
+    return Proposal(chosen[slot][:budget], own)
+
+
+def _fit(scores: mx.array, vocab_size: int) -> mx.array:
+    """Return scores [rows, vocab_size] of a drafter whose logits are padded to another width."""
+    missing = vocab_size - scores.shape[-1]
+    if missing <= 0:
+        return scores[:, :vocab_size]
+    return mx.pad(scores, [(0, 0), (0, missing)], constant_values=-mx.inf)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from mlx.nn.layers.base import Module
-from mlx_lm.models.cache import ArraysCache, KVCache
 
 from engine import arrays
-from engine.cache.reuse import open_reuse
-from engine.cache.slots import SlotCache
 from engine.config import EngineConfig
 from engine.draft.registry import build_drafter
 from engine.draft.source import DraftSource
@@ -25,7 +22,8 @@ from engine.request import (
     SamplingParams,
 )
 from engine.sequence import Sequence
-from engine.testing import ScriptedDrafter, tiny_model
+from engine.testing import ScriptedDrafter, tiny_model, write_adapter
+from tests.engine.cache.families import family
 
 PLENTY = 1 << 30
 LANES = {
@@ -78,7 +76,7 @@ def test_prompts_that_begin_alike_share_whole_blocks_and_keep_their_ids(
     requests = [request((*trunk, *text(70 + i, seed=i)), seed=i // 2) for i in range(1, 5)]
     expected = engine_of(LANES[lane]).generate(requests)
     engine = engine_of(with_cache(LANES[lane]))
-    completions = engine.generate(requests)
+    completions = engine.generate(requests[:1]) + engine.generate(requests[1:])
     assert outcomes(completions) == outcomes(expected)
     reused = shared // 64 * 64
     assert [c.cached_tokens for c in completions] == [0, reused, reused, reused]
@@ -90,11 +88,51 @@ def test_prompts_that_begin_alike_share_whole_blocks_and_keep_their_ids(
 @pytest.mark.parametrize("lane", ["serial, tiny chunks", "batch+spec"])
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 127, 128, 129, 600])
 def test_a_prompt_seen_before_computes_at_least_its_last_token(lane: str, length: int) -> None:
-    requests = [request(text(length))] * 2
+    seen = request(text(length))
+    expected = engine_of(LANES[lane]).generate([seen])
+    engine = engine_of(with_cache(LANES[lane]))
+    completions = [engine.generate([seen])[0] for _ in range(2)]
+    assert outcomes(completions) == outcomes(expected * 2)
+    assert [c.cached_tokens for c in completions] == [0, (length - 1) // 64 * 64]
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_equal_prompts_too_long_to_share_a_chunk_are_computed_once(lane: str) -> None:
+    requests = [request(text(600), seed=seed) for seed in range(4)]
     expected = engine_of(LANES[lane]).generate(requests)
     completions = engine_of(with_cache(LANES[lane])).generate(requests)
     assert outcomes(completions) == outcomes(expected)
-    assert [c.cached_tokens for c in completions] == [0, (length - 1) // 64 * 64]
+    assert [c.cached_tokens for c in completions] == [0, 576, 576, 576]
+
+
+def test_equal_prompts_computed_side_by_side_are_kept_once() -> None:
+    requests = [request(text(130), seed=seed, max_tokens=2) for seed in range(2)]
+    expected = engine_of(LANES["batch"]).generate(requests)
+    engine = engine_of(with_cache(LANES["batch"]))
+    completions = engine.generate(requests)
+    assert outcomes(completions) == outcomes(expected)
+    assert [c.cached_tokens for c in completions] == [0, 0]
+    assert engine.stats().prefix.num_blocks == 2
+
+
+@pytest.mark.parametrize("lane", ["batch", "batch+spec", "batch+spec two_model"])
+def test_copies_of_a_prompt_ask_once_and_share_the_rest(lane: str) -> None:
+    engine, plain = engine_of(with_cache(LANES[lane])), engine_of(LANES[lane])
+    for found in (0, 192):
+        expected, completions = (
+            [each.completion(row) for row in finished(each)] for each in (plain, engine)
+        )
+        assert outcomes(completions) == outcomes(expected)
+        assert [c.cached_tokens for c in completions] == [found, 199, 199]
+    assert (engine.stats().prefix.hits, engine.stats().prefix.misses) == (1, 1)
+
+
+def finished(engine: Engine) -> list[str]:
+    """Three copies of a prompt, decoded to the end."""
+    ids = engine.submit_copies(request(text(200), seed=5), 3)
+    while engine.has_work:
+        engine.step()
+    return ids
 
 
 @pytest.mark.parametrize("lane", LANES)

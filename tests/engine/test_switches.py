@@ -21,6 +21,7 @@ from engine.request import Completion, Constraint, ConstraintKind, Request, Samp
 from engine.switches import SWITCHES, _tell, check_adapter, degrade, switched_off
 from engine.telemetry import EngineStats
 from engine.testing import tiny_model
+from tests.engine.cache.families import family
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -30,6 +31,9 @@ FULL = EngineConfig(
     spec_batching="batched",
     grammar_batching="batched",
     draft_budgets="adaptive",
+    acceptance="rejection",
+    prefix_cache_bytes=1 << 24,
+    kv_bits=8,
 )
 """Every feature that this engine carries at once."""
 
@@ -40,8 +44,11 @@ CARRIED = (
     "FM_GRAMMAR_BATCH",
     "FM_PIPELINE",
     "FM_ADAPTIVE_DRAFTS",
+    "FM_REJECTION",
+    "FM_PREFIX_CACHE",
+    "FM_KV_QUANT",
 )
-"""Switches whose feature can be on in one engine on the tiny model."""
+"""Switches whose feature can be on in one engine at once."""
 
 
 @pytest.fixture(autouse=True)
@@ -64,18 +71,20 @@ def requests() -> list[Request]:
         )
         for seed in range(3)
     ]
-    return [*plain, *(replace(request, constraint=colours) for request in plain)]
+    alike = [replace(plain[1], prompt_ids=(50, 51) * 40 + (seed,)) for seed in (60, 61)]
+    return [*plain, *(replace(request, constraint=colours) for request in plain), *alike]
 
 
 def run(config: EngineConfig) -> tuple[list[Completion], EngineStats, EngineConfig]:
-    engine = Engine(tiny_model(), config, build_drafter(config))
-    completions = engine.generate(requests())
+    engine = Engine(family("llama"), config, build_drafter(config))
+    completions = [engine.generate([request])[0] for request in requests()[-2:]]
+    completions += engine.generate(requests())
     return completions, replace(engine.stats(), host_syncs=0), engine.config
 
 
 def what_was_done(completions: list[Completion]) -> list[tuple[object, ...]]:
     return [
-        (c.token_ids, c.text, c.lane, c.lane_reason, c.target_calls, c.drafted_by_position)
+        (c.token_ids, c.text, c.lane, c.lane_reason, c.target_calls, c.drafted, c.cached_tokens)
         for c in completions
     ]
 
@@ -104,8 +113,9 @@ def test_grammar_rows_go_to_the_serial_lane_with_the_reason(
 
     completions, _, _ = run(EngineConfig(max_rows=3))
 
-    assert [completion.lane for completion in completions] == ["batch"] * 3 + ["serial"] * 3
-    assert "grammar_batching is serial" in completions[-1].lane_reason
+    lanes = [completion.lane for completion in completions[2:8]]
+    assert lanes == ["batch"] * 3 + ["serial"] * 3
+    assert "grammar_batching is serial" in completions[7].lane_reason
 
 
 @pytest.mark.parametrize("name", [name for name, switch in SWITCHES.items() if switch.off])

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
 
 from engine.models.load import LoadedModel
+from engine.plan import RowRange
 from engine.testing import tiny_model
 
 WINDOW = 8
+LENGTHS = (3, WINDOW + 1, 3 * WINDOW + 2)
+NUM_DRAFTS = 3
+EMITTED = 20
 
 DENSE = {
     "hidden_size": 32,
@@ -162,6 +168,17 @@ RECURRENT = ("mamba2", "qwen3_next", "falcon_h1", "lfm2")
 CARRIED = (*ATTENTION, *RECURRENT)
 
 
+def rows_at(starts: Iterable[int], counts: Iterable[int]) -> RowRange:
+    """Rows from slot 0, without adapters."""
+    starts = tuple(starts)
+    return RowRange(0, starts, tuple(counts), adapters=(0,) * len(starts))
+
+
+def padded(rows: Sequence[Sequence[int]], width: int) -> mx.array:
+    """Ids of some rows, padded to `width`."""
+    return mx.array([[*row, *[5] * (width - len(row))] for row in rows])
+
+
 @cache
 def family(name: str, seed: int = 3) -> LoadedModel:
     """Return a model of mlx-lm's architecture `name` that speaks the tiny model's tokens."""
@@ -181,3 +198,20 @@ def family(name: str, seed: int = 3) -> LoadedModel:
         config={"model_type": name},
         path=None,
     )
+
+
+def prompts() -> list[tuple[int, ...]]:
+    """Three prompts: one below the window, two past it."""
+    return [tuple(33 + (7 * i * i + length) % 60 for i in range(length)) for length in LENGTHS]
+
+
+@cache
+def truth(name: str, prompt: tuple[int, ...], count: int = EMITTED + NUM_DRAFTS + 1) -> list[int]:
+    """Greedy ids of a row alone, one token a forward, in mlx-lm's own cache."""
+    model = family(name).model
+    caches, fed, emitted = make_prompt_cache(model), list(prompt), []
+    for _ in range(count):
+        token = int(mx.argmax(model(mx.array([fed]), cache=caches)[0, -1]))
+        emitted.append(token)
+        fed = [token]
+    return emitted

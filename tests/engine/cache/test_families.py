@@ -19,29 +19,21 @@ from engine.request import Request
 from engine.runner import Runner
 from engine.sequence import Sequence
 from engine.testing import ScriptedDrafter, tiny_model
-from tests.engine.cache.families import ATTENTION, CARRIED, RECURRENT, WINDOW, family
+from tests.engine.cache.families import (
+    ATTENTION,
+    CARRIED,
+    EMITTED,
+    NUM_DRAFTS,
+    RECURRENT,
+    WINDOW,
+    family,
+    padded,
+    prompts,
+    rows_at,
+    truth,
+)
 
-LENGTHS = (3, WINDOW + 1, 3 * WINDOW + 2)
-NUM_DRAFTS = 3
-EMITTED = 20
 TOLERANCE = 1e-4
-
-
-def prompts() -> list[tuple[int, ...]]:
-    """Three prompts: one below the window, two past it."""
-    return [tuple(33 + (7 * i * i + length) % 60 for i in range(length)) for length in LENGTHS]
-
-
-@cache
-def truth(name: str, prompt: tuple[int, ...], count: int = EMITTED + NUM_DRAFTS + 1) -> list[int]:
-    """Greedy ids of a row alone, one token a forward, in mlx-lm's own cache."""
-    model = family(name).model
-    caches, fed, emitted = make_prompt_cache(model), list(prompt), []
-    for _ in range(count):
-        token = int(mx.argmax(model(mx.array([fed]), cache=caches)[0, -1]))
-        emitted.append(token)
-        fed = [token]
-    return emitted
 
 
 @cache
@@ -82,7 +74,8 @@ class Batch:
             if not any(fed):
                 break
             starts = [row.num_cached for row in self.rows]
-            hidden = self.runner.prefill(0, starts, fed, chunk + 1)
+            where = rows_at(starts, map(len, fed))
+            hidden = self.runner.prefill(padded(fed, chunk + 1), where)
             for index, (row, tokens) in enumerate(zip(self.rows, fed, strict=True)):
                 row.num_cached += len(tokens)
                 if tokens:
@@ -100,9 +93,8 @@ class Batch:
         ]
         fed = [k + d if k else [] for k, d in zip(known, draft, strict=True)]
         width = max(4, *map(len, fed))
-        ids = mx.array([[*tokens, *[5] * (width - len(tokens))] for tokens in fed])
-        starts = [row.num_cached for row in self.rows]
-        logits = self.runner.forward(ids, 0, starts, [len(tokens) for tokens in fed])
+        where = rows_at([row.num_cached for row in self.rows], map(len, fed))
+        logits = self.runner.forward(padded(fed, width), where)
         chosen = np.array(mx.argmax(logits, axis=-1)).tolist()
         kept = []
         for index, row in enumerate(self.rows):
@@ -199,10 +191,10 @@ def test_padding_and_idle_rows_leave_states_exactly_as_they_were(name: str) -> N
     for padding in (9, 200):
         runner = Runner(family(name))
         runner.cache.resize(3, 256)
-        runner.prefill(0, (0, 0, 0), [(1, 2, 3)] * 3, 3)
+        runner.prefill(mx.array([[1, 2, 3]] * 3), rows_at((0, 0, 0), (3, 3, 3)))
         before = runner.cache.read(2, 0, 3)
         ids = mx.array([[4, 5, 6, 7], [4, 5, padding, padding], [padding] * 4])
-        runner.forward(ids, 0, (3, 3, 3), (4, 2, 0))
+        runner.forward(ids, rows_at((3, 3, 3), (4, 2, 0)))
         for old, new in zip(before, runner.cache.read(2, 0, 3), strict=True):
             assert all(mx.array_equal(a, b) for a, b in zip(old, new, strict=True))
         kept.append(runner.cache.read(1, 0, 5))
@@ -218,12 +210,13 @@ def test_a_row_whose_drafts_were_rejected_is_bit_equal_to_one_that_never_drafted
     for drafts in ((), (90, 91, 92)):
         runner = Runner(family(name))
         runner.cache.resize(2, 256)
-        runner.prefill(0, (0, 0), [(1, 2, 3), (4, 5, 6)], 3)
+        runner.prefill(mx.array([[1, 2, 3], [4, 5, 6]]), rows_at((0, 0), (3, 3)))
         if drafts:
-            runner.forward(mx.array([[7, *drafts], [8, *drafts]]), 0, (3, 3), (4, 4))
+            fed = mx.array([[7, *drafts], [8, *drafts]])
+            runner.forward(fed, rows_at((3, 3), (4, 4)))
             rejected = 1 if runner.cache.is_rewindable else 0
             assert runner.settle(0, (1, 1)) == (rejected, rejected)
-        after.append(runner.forward(mx.array([[7], [8]]), 0, (3, 3), (1, 1)))
+        after.append(runner.forward(mx.array([[7], [8]]), rows_at((3, 3), (1, 1))))
     assert mx.array_equal(*after)
 
 
@@ -231,8 +224,8 @@ def test_a_row_whose_drafts_were_rejected_is_bit_equal_to_one_that_never_drafted
 def test_a_slot_that_is_taken_again_starts_from_nothing(name: str) -> None:
     runner = Runner(family(name))
     runner.cache.resize(1, 256)
-    first = runner.prefill(0, (0,), [(1, 2, 3)], 3)
-    again = runner.prefill(0, (0,), [(1, 2, 3)], 3)
+    first = runner.prefill(mx.array([[1, 2, 3]]), rows_at((0,), (3,)))
+    again = runner.prefill(mx.array([[1, 2, 3]]), rows_at((0,), (3,)))
     assert mx.array_equal(first, again)
 
 

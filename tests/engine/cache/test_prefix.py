@@ -14,14 +14,27 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from engine.arrays import launch
 from engine.backend import backend_info
+from engine.cache.attention import AttentionStore, Packing, Plain
+from engine.cache.positions import ArrayKind
 from engine.cache.prefix import RUN_BLOCKS, CachedPrefix, PrefixCache, PrefixSalt
+from engine.cache.quantised import Quantised
 from engine.cache.slots import SlotCache
 from engine.cache.stretch import SlotArrays, num_bytes
 
 NO_SALT = PrefixSalt()
 BLOCK = 2
-HEADS, DIM, LAYERS = 2, 3, 2
-BLOCK_BYTES = BLOCK * HEADS * DIM * LAYERS * 2 * 4
+HEADS, DIM = 2, 32
+KEYS = ArrayKind((HEADS, DIM), mx.float32)
+BLOCK_BYTES = BLOCK * HEADS * 2 * 4 * (DIM + DIM // 4 + 2)
+"""Keys and values of a plain layer; packed words, a scale and a bias of a quantised one."""
+
+
+def slots(num_slots: int = 3, capacity: int = 512) -> SlotCache:
+    """A plain layer and one of 8 bits."""
+    stores = [AttentionStore(KEYS, KEYS, packing) for packing in (Plain(), Quantised(8, 32))]
+    storage = SlotCache(stores)
+    storage.resize(num_slots, capacity)
+    return storage
 
 
 def content(salt: PrefixSalt, ids: tuple[int, ...]) -> np.ndarray:
@@ -29,25 +42,38 @@ def content(salt: PrefixSalt, ids: tuple[int, ...]) -> np.ndarray:
     digests = [
         hashlib.sha256(repr((salt, ids[: end + 1])).encode()).digest() for end in range(len(ids))
     ]
-    numbers = np.array([int.from_bytes(digest[:3]) for digest in digests], dtype=np.float32)
-    return np.broadcast_to(numbers[None, None, :, None], (1, HEADS, len(ids), DIM))
+    return np.array([1 + int.from_bytes(digest[:2]) for digest in digests])
 
 
-def fill(storage: SlotCache, slot: int, values: np.ndarray) -> None:
-    """Write one array to all layers of a slot; values are the negated keys."""
-    array = mx.array(values)
-    storage.write(slot, 0, ((array, -array),) * LAYERS)
+def laid_out(numbers: np.ndarray) -> list[np.ndarray]:
+    """A number a position in the form of all arrays of a slot, each array's own and exact."""
+    arrays = [array for layer in slots(1, 1).read(0, 0, 1) for array in layer]
+    return [
+        np.broadcast_to(
+            (numbers[None, :, None] * (1 + index)).astype(np.array(array).dtype),
+            (HEADS, len(numbers), array.shape[-1]),
+        )
+        for index, array in enumerate(arrays)
+    ]
 
 
-def held(storage: SlotCache, slot: int, num_tokens: int) -> list[np.ndarray]:
-    """What a slot holds, keys and values of every layer."""
-    layers = storage.read(slot, 0, num_tokens)
-    return [np.array(array) for layer in layers for array in layer]
+def fill(storage: SlotCache, slot: int, numbers: np.ndarray) -> None:
+    """Write numbers to the beginning of a slot, in all layers."""
+    arrays = [mx.array(array) for array in laid_out(numbers)]
+    storage.write(slot, 0, (tuple(arrays[:2]), tuple(arrays[2:])))
+
+
+def assert_holds(arrays: SlotArrays, numbers: np.ndarray) -> None:
+    """Compare every bit of a stretch."""
+    flat = [np.array(array) for layer in arrays for array in layer]
+    assert len(flat) == 2 + 6
+    for array, expected in zip(flat, laid_out(numbers), strict=True):
+        np.testing.assert_array_equal(array, expected, strict=True)
 
 
 def stored(cache: PrefixCache, ids: tuple[int, ...], salt: PrefixSalt = NO_SALT) -> None:
     """Store a row of these ids."""
-    storage = SlotCache(LAYERS)
+    storage = slots(1, 64)
     fill(storage, 0, content(salt, ids))
     cache.store(salt, ids, storage, 0, len(ids))
 
@@ -71,7 +97,7 @@ class PrefixMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cache = PrefixCache(self.budget_bytes, BLOCK)
-        self.storage = SlotCache(LAYERS)
+        self.storage = slots()
         self.seen: set[tuple[PrefixSalt, tuple[int, ...]]] = set()
         self.served = 0
 
@@ -106,13 +132,12 @@ class PrefixMachine(RuleBasedStateMachine):
         self.cache.load(prefix, self.storage, slot)
         self.served += prefix.num_tokens
         if prefix.num_tokens:
-            expected = content(salt, ids[: prefix.num_tokens])
-            for index, array in enumerate(held(self.storage, slot, prefix.num_tokens)):
-                np.testing.assert_array_equal(array, expected if index % 2 == 0 else -expected)
+            loaded = self.storage.read(slot, 0, prefix.num_tokens)
+            assert_holds(loaded, content(salt, ids[: prefix.num_tokens]))
 
     @rule(slot=st.integers(0, 2), length=st.sampled_from([5, 40, 300]))
     def overwrite(self, slot: int, length: int) -> None:
-        fill(self.storage, slot, np.full((1, HEADS, length, DIM), 0.5, dtype=np.float32))
+        fill(self.storage, slot, np.zeros(length))
 
     @invariant()
     def counts_agree(self) -> None:
@@ -168,13 +193,26 @@ def test_a_salt_without_blocks_leaves_nothing_behind() -> None:
 def test_what_is_held_is_not_read_again() -> None:
     cache = PrefixCache(10**6, BLOCK)
     stored(cache, (1, 2, 3, 4))
-    other = SlotCache(LAYERS)
-    fill(other, 0, np.zeros((1, HEADS, 6, DIM), dtype=np.float32))
+    other = slots()
+    fill(other, 0, np.zeros(6))
     cache.store(NO_SALT, (1, 2, 3, 4, 5, 6), other, 0, 6)
     cache.load(cache.match(NO_SALT, (1, 2, 3, 4, 5, 6, 7)), other, 0)
-    keys = held(other, 0, 6)[0]
-    np.testing.assert_array_equal(keys[:, :, :4], content(NO_SALT, (1, 2, 3, 4)))
-    assert not keys[:, :, 4:].any()
+    assert_holds(other.read(0, 0, 4), content(NO_SALT, (1, 2, 3, 4)))
+    assert_holds(other.read(0, 4, 6), np.zeros(2))
+
+
+def test_a_load_touches_nothing_but_the_beginning_of_its_slot() -> None:
+    cache, storage = PrefixCache(10**6, BLOCK), slots()
+    ids = tuple(range(2 * BLOCK * RUN_BLOCKS + 3))
+    stored(cache, ids)
+    for slot in range(3):
+        fill(storage, slot, np.full(50, slot))
+    cache.load(cache.match(NO_SALT, ids), storage, 1)
+    end = len(ids) // BLOCK * BLOCK
+    assert_holds(storage.read(1, 0, end), content(NO_SALT, ids[:end]))
+    assert_holds(storage.read(1, end, 50), np.full(50 - end, 1))
+    for slot in (0, 2):
+        assert_holds(storage.read(slot, 0, 50), np.full(50, slot))
 
 
 def blocks_of(cache: PrefixCache, ids: tuple[int, ...]) -> SlotArrays:
@@ -183,27 +221,29 @@ def blocks_of(cache: PrefixCache, ids: tuple[int, ...]) -> SlotArrays:
     return piece.arrays
 
 
-@pytest.mark.parametrize("change", ["write", "growth", "move", "step"])
+@pytest.mark.parametrize("change", ["write", "growth", "shrinking", "move", "step", "ragged step"])
 def test_nothing_done_to_a_slot_changes_a_stored_block(change: str) -> None:
-    cache, storage = PrefixCache(10**6, BLOCK), SlotCache(LAYERS)
+    cache, storage = PrefixCache(10**6, BLOCK), slots()
     ids = tuple(range(8))
-    fill(storage, 1, np.zeros((1, HEADS, 8, DIM), dtype=np.float32))
+    fill(storage, 1, np.zeros(8))
     fill(storage, 0, content(NO_SALT, ids))
     cache.store(NO_SALT, ids, storage, 0, 8)
-    new = mx.ones((1, HEADS, 8, DIM))
+    new = mx.ones((2, HEADS, 8, DIM))
     if change == "write":
-        storage.write(0, 0, ((new, new),) * LAYERS)
+        fill(storage, 0, np.ones(8))
     elif change == "growth":
-        storage.write(2, 600, ((new, new),) * LAYERS)
+        storage.make_room(4, 600)
+        fill(storage, 0, np.ones(600))
+    elif change == "shrinking":
+        storage.resize(1, 4)
     elif change == "move":
         storage.move(1, 0)
     else:
-        for view in storage.views(0, (3,), 8):
+        starts = (3, 3) if change == "step" else (3, 5)
+        for view in storage.views(0, starts, (8, 8), 8):
             mx.eval(view.update_and_fetch(new, new))
-    mx.eval(storage.read(0, 0, 8))
-    for layer in blocks_of(cache, ids):
-        np.testing.assert_array_equal(np.array(layer[0]), content(NO_SALT, ids))
-        np.testing.assert_array_equal(np.array(layer[1]), -content(NO_SALT, ids))
+    mx.eval(storage.read(0, 0, 4))
+    assert_holds(blocks_of(cache, ids), content(NO_SALT, ids))
 
 
 on_cpu = pytest.mark.skipif(
@@ -211,11 +251,13 @@ on_cpu = pytest.mark.skipif(
 )
 
 
-def large_storage() -> tuple[SlotCache, int]:
+def large_storage(packing: Packing) -> tuple[SlotCache, int]:
     """A cache of 20 layers with two slots of 1,024 positions, and its bytes."""
-    storage = SlotCache(20)
-    new = mx.ones((2, 4, 1000, 16))
-    for view in storage.views(0, (0, 0), 1000):
+    kind = ArrayKind((4, DIM), mx.float32)
+    storage = SlotCache([AttentionStore(kind, kind, packing) for _ in range(20)])
+    storage.resize(2, 1024)
+    new = mx.ones((2, 4, 1000, DIM))
+    for view in storage.views(0, (0, 0), (1000, 1000), 1000):
         mx.eval(view.update_and_fetch(new, new))
     return storage, storage.num_bytes
 
@@ -227,15 +269,19 @@ def memory() -> int:
     return mx.get_active_memory()
 
 
+packings = pytest.mark.parametrize("packing", [Plain(), Quantised(8, 32)], ids=["plain", "8 bits"])
+
+
 @on_cpu
-def test_a_step_after_a_store_writes_in_place() -> None:
-    storage, size = large_storage()
+@packings
+def test_a_step_after_a_store_writes_in_place(packing: Packing) -> None:
+    storage, size = large_storage(packing)
     cache = PrefixCache(10**9)
     before = memory()
     mx.reset_peak_memory()
     cache.store(NO_SALT, range(960), storage, 0, 960)
-    one = mx.ones((2, 4, 1, 16))
-    for view in storage.views(0, (1000, 1000), 1):
+    one = mx.ones((2, 4, 1, DIM))
+    for view in storage.views(0, (1000, 1000), (1, 1), 1):
         launch(*view.update_and_fetch(one, one))
     mx.synchronize()
     copied = mx.get_peak_memory() - before - cache.stats().num_bytes
@@ -243,9 +289,10 @@ def test_a_step_after_a_store_writes_in_place() -> None:
 
 
 @on_cpu
-def test_blocks_do_not_keep_the_cache_alive() -> None:
+@packings
+def test_blocks_do_not_keep_the_cache_alive(packing: Packing) -> None:
     before = memory()
-    storage, size = large_storage()
+    storage, size = large_storage(packing)
     cache = PrefixCache(10**9)
     cache.store(NO_SALT, range(64), storage, 0, 64)
     del storage

@@ -19,7 +19,7 @@ from engine.request import Request
 from engine.runner import Runner
 from engine.sequence import Sequence
 from engine.testing import ScriptedDrafter, tiny_model
-from tests.engine.cache.families import family
+from tests.engine.cache.families import family, padded, rows_at
 
 CARRIED = ("llama", "gemma3_text", "ministral3", "qwen3_next", "falcon_h1")
 ONE_STEP = {8: 5e-3, 4: 8e-2}
@@ -50,14 +50,15 @@ def model_with_heads_of(dim: int) -> LoadedModel:
 def test_rows_of_a_batch_get_the_logits_of_a_row_alone(name: str, bits: int) -> None:
     batch = Runner(family(name), 256, bits)
     batch.cache.resize(3, 256)
-    batch.prefill(0, (0, 0, 0), ROWS, 24)
-    starts = [len(row) for row in ROWS]
-    together = batch.forward(mx.array([[7, 8], [7, 8], [7, 0]]), 0, starts, (2, 2, 1))
+    lengths = [len(row) for row in ROWS]
+    batch.prefill(padded(ROWS, 24), rows_at((0, 0, 0), lengths))
+    then = mx.array([[7, 8], [7, 8], [7, 0]])
+    together = batch.forward(then, rows_at(lengths, (2, 2, 1)))
     for index, row in enumerate(ROWS):
         alone = Runner(family(name), 1, bits)
         alone.cache.resize(1, 256)
-        alone.prefill(0, (0,), [row], len(row))
-        expected = alone.forward(mx.array([[7, 8]]), 0, (len(row),), (2,))[0]
+        alone.prefill(mx.array([list(row)]), rows_at((0,), (len(row),)))
+        expected = alone.forward(mx.array([[7, 8]]), rows_at((len(row),), (2,)))[0]
         count = 1 if index == 2 else 2
         np.testing.assert_allclose(
             np.array(together[index, :count]),
@@ -74,7 +75,7 @@ def test_a_row_alone_gets_the_logits_of_mlx_lms_own_quantised_cache(bits: int) -
     runner.cache.resize(1, 256)
     caches = [QuantizedKVCache(group_size=32, bits=bits) for _ in model.model.layers]
     ids = mx.array([list(range(40, 60))])
-    ours = runner.forward(ids, 0, (0,), (20,))
+    ours = runner.forward(ids, rows_at((0,), (20,)))
     np.testing.assert_allclose(
         np.array(ours), np.array(model.model(ids, cache=caches)), atol=1e-5, rtol=0
     )
@@ -89,11 +90,12 @@ def test_a_rollback_is_bit_equal_to_never_having_drafted(
     for drafts in ((), (90, 91, 92)):
         runner = Runner(family("llama"), 1, bits)
         runner.cache.resize(2, 256)
-        runner.prefill(0, (0, 0), [list(range(n)) for n in lengths], max(lengths))
+        prompts = padded([range(n) for n in lengths], max(lengths))
+        runner.prefill(prompts, rows_at((0, 0), lengths))
         if drafts:
-            runner.forward(mx.array([[7, *drafts]] * 2), 0, lengths, (4, 4))
+            runner.forward(mx.array([[7, *drafts]] * 2), rows_at(lengths, (4, 4)))
             assert runner.settle(0, (1, 1)) == (1, 1)
-        after.append(runner.forward(mx.array([[7], [7]]), 0, lengths, (1, 1)))
+        after.append(runner.forward(mx.array([[7], [7]]), rows_at(lengths, (1, 1))))
     assert mx.array_equal(*after)
 
 

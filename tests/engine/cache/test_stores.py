@@ -15,8 +15,9 @@ from engine.cache.layout import build_stores
 from engine.cache.positions import ArrayKind
 from engine.cache.quantised import Quantised
 from engine.cache.recurrent import RecurrentStore
-from engine.cache.slots import Kept, SlotCache
+from engine.cache.slots import SlotCache
 from engine.cache.store import GroupStore
+from engine.cache.stretch import SlotArrays
 from tests.engine.cache.families import CARRIED, family
 
 HEADS, DIM, STATE = 2, 32, (3, 4)
@@ -88,11 +89,11 @@ class Shadow:
     def expected(self, slot: int, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         return self.keys[slot, :, start:end].copy(), self.states[slot].copy()
 
-    def check_copy(self, kept: Kept, slot: int, start: int, end: int) -> None:
+    def check_copy(self, kept: SlotArrays, slot: int, start: int, end: int) -> None:
         check_kept(kept, *self.expected(slot, start, end))
 
 
-def check_kept(kept: Kept, keys: np.ndarray, state: np.ndarray) -> None:
+def check_kept(kept: SlotArrays, keys: np.ndarray, state: np.ndarray) -> None:
     """Compare what `read` returned with keys and a state; values are minus the keys."""
     plain, group, packed = kept
     np.testing.assert_array_equal(np.array(plain[0]), keys)
@@ -126,7 +127,7 @@ def test_any_sequence_of_steps_moves_sizes_and_copies_matches_a_numpy_shadow(
 ) -> None:
     shadow = Shadow()
     shadow.resize(data.draw(st.integers(1, 4)), data.draw(st.integers(4, 9)))
-    copies: list[tuple[Kept, np.ndarray, np.ndarray]] = []
+    copies: list[tuple[SlotArrays, np.ndarray, np.ndarray]] = []
     for _ in range(data.draw(st.integers(1, 10))):
         slots, _, capacity, _ = shadow.keys.shape
         slot = st.integers(0, slots - 1)

@@ -35,7 +35,7 @@ def test_a_fresh_row_is_offered_what_followed_its_longest_recent_match(
     ids: list[int], budget: int
 ) -> None:
     length, end = longest_match(ids)
-    proposal = NgramDrafter().propose([DraftRequest(row(ids), budget)])[0]
+    proposal = NgramDrafter().propose([DraftRequest(row(ids), budget)])[0].ids
     most = min(budget, DRAFTS_BY_MATCH[length - 1])
     assert proposal == (ids[end : end + most] if length else [])
 
