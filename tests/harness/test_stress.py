@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from engine.cache.slots import SlotCache
@@ -13,7 +11,11 @@ from engine.testing import tiny_model
 from harness.stress import ScriptResult, Stress, run_scripts
 from harness.stress_script import Join, make_script, tiny_limits
 
-NUM_SCRIPTS = 6
+NUM_SCRIPTS = 7
+"""The audit plays 200."""
+
+BROKEN_SEED = 3
+"""A script with moves, copies and drafts."""
 
 BROKEN_SEED = 3
 """A script whose rows move, leave a drafter behind and change their parameters."""
@@ -24,11 +26,11 @@ def stress() -> Stress:
 
 
 @pytest.fixture(scope="module")
-def played() -> Iterator[list[ScriptResult]]:
+def played() -> list[ScriptResult]:
     run = stress()
     report = run_scripts(run, NUM_SCRIPTS, 0, lambda line: None)
     assert report["failures"] == []
-    yield run.results
+    return run.results
 
 
 def test_every_row_of_random_scripts_is_its_solo_run(played: list[ScriptResult]) -> None:
