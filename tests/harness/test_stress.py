@@ -15,9 +15,6 @@ NUM_SCRIPTS = 7
 """The audit plays 200."""
 
 BROKEN_SEED = 3
-"""A script with moves, copies and drafts."""
-
-BROKEN_SEED = 3
 """A script whose rows move, leave a drafter behind and change their parameters."""
 
 
