@@ -5,6 +5,9 @@ has to choose each of its tokens itself; mlx-lm's own loops have to write the sa
 lanes repeat the serial rows. Where ids differ, the oracle follows the row on to its end, and
 every place where it would have chosen otherwise has to be a near-tie: a gap of final scores under
 engine.oracle.NEAR_TIE, at most one in 5,000 tokens. Run it with `scripts/audit`.
+
+`--stress N` plays N random scripts of the batch lane on the tiny model instead, where every id has
+to be the oracle's, and some on the real one (harness.stress).
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from engine.loop import Engine
 from engine.models.load import LoadedModel, load_model
 from engine.oracle import Divergence, Oracle
 from engine.request import Completion, FinishReason, Request, SamplingParams
+from harness.stress import Stress, run_scripts
+from harness.stress_script import text_limits, tiny_limits
 from harness.token_identity import allowed_near_ties
 from harness.workload import Prompt, load_workload
 
@@ -237,16 +242,57 @@ def _pick(names: Sequence[str], first: int, count: int) -> list[Prompt]:
     return [pools[i % len(pools)][i // len(pools)] for i in range(first, first + count)]
 
 
+def _stress(
+    model: str,
+    num_tiny: int,
+    num_real: int,
+    first_seed: int,
+    say: Callable[[str], None],
+    json_path: str | None,
+) -> int:
+    """Play scripts on the tiny and on the real model; returns the exit code."""
+    tiny = Stress(load_model("tiny-thinking"), tiny_limits(), is_exact=True, say=say)
+    reports = [run_scripts(tiny, num_tiny, first_seed, say)]
+    if num_real:
+        target = load_model(model, dtype="float32")
+        pool = load_workload(FREE_WORKLOADS[-1]).prompts
+        text = "\n".join(str(message["content"]) for p in pool for message in p.messages)
+        limits = text_limits(target.tokenizer.encode(text))
+        real = Stress(target, limits, is_exact=False, say=say)
+        reports.append(run_scripts(real, num_real, first_seed, say))
+    if json_path is not None:
+        Path(json_path).write_text(json.dumps({"stress": reports}, indent=1), encoding="utf-8")
+    return 3 if any(report["failures"] for report in reports) else 0
+
+
 @click.command(help=__doc__)
 @click.option("--model", default="smollm2-135m", show_default=True)
 @click.option("--prompts", type=click.IntRange(1, 32), default=32, show_default=True)
 @click.option("--skip", type=click.IntRange(0, 31), default=0, help="Prompts to leave out first.")
 @click.option("--tokens", type=click.IntRange(2, 512), default=128, show_default=True)
+@click.option("--stress", type=click.IntRange(0), default=0, help="Scripts on the tiny model.")
+@click.option("--stress-real", type=click.IntRange(0), default=12, show_default=True)
+@click.option("--first-seed", type=click.IntRange(0), default=0, help="Seed of the first script.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, writable=True))
-def main(model: str, prompts: int, skip: int, tokens: int, json_path: str | None) -> None:
+def main(
+    model: str,
+    prompts: int,
+    skip: int,
+    tokens: int,
+    stress: int,
+    stress_real: int,
+    first_seed: int,
+    json_path: str | None,
+) -> None:
     """Audit one model in float32; exits 3 when a check fails."""
     started = time.monotonic()
+
+    def say(line: str) -> None:
+        click.echo(f"{time.monotonic() - started:6.0f} s  {line}")
+
     try:
+        if stress:
+            sys.exit(_stress(model, stress, stress_real, first_seed, say, json_path))
         target = load_model(model, dtype="float32")
         drafts = [target]
         if model == "smollm2-135m":
@@ -257,7 +303,7 @@ def main(model: str, prompts: int, skip: int, tokens: int, json_path: str | None
             _pick(FREE_WORKLOADS, skip, prompts),
             _pick((CONSTRAINED_WORKLOAD,), skip, prompts),
             tokens,
-            lambda line: click.echo(f"{time.monotonic() - started:6.0f} s  {line}"),
+            say,
         )
         audit.run()
     except FmError as error:
