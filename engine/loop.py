@@ -374,8 +374,9 @@ class Engine:
         if not self.config.pipelined or tokens is None:
             return None
         plan = self._scheduler.plan_ahead(flight.plan)
-        if plan is None:
-            return None
+        room = self._runner.room
+        if plan is None or self._scheduler.room(room) != room:
+            return None  # a cache is resized between steps: kernels may write to it unseen
         started_s = time.perf_counter()
         if any(slot.sequence.forced_ids for slot in plan.slots):
             tokens = _ids_of(plan, [[slot.sequence.forced_next] for slot in plan.slots], 1)

@@ -91,3 +91,19 @@ def test_stats_say_what_is_live_and_what_it_may_cost() -> None:
     assert stats.lanes == {"batch": 2}
     assert stats.projected_bytes == round(2 * 256 * GB_PER_POSITION * 1e9)
     assert 0 <= stats.padding < 1
+
+
+@pytest.mark.parametrize("max_rows", [1, 3])
+def test_a_reply_outgrows_its_cache_without_a_break(max_rows: int) -> None:
+    requests = [
+        Request(prompt_ids=(60 + index,) * 9, max_tokens=600, ignore_eos=True)
+        for index in range(max_rows)
+    ]
+    engines = [
+        Engine(tiny_model(), EngineConfig(max_rows=max_rows, pipelined=ahead))
+        for ahead in (False, True)
+    ]
+    apart, ahead = (
+        [completion.token_ids for completion in engine.generate(requests)] for engine in engines
+    )
+    assert ahead == apart

@@ -232,7 +232,7 @@ def test_nothing_done_to_a_slot_changes_a_stored_block(change: str) -> None:
     if change == "write":
         fill(storage, 0, np.ones(8))
     elif change == "growth":
-        storage.make_room(4, 600)
+        storage.resize(4, 768)
         fill(storage, 0, np.ones(600))
     elif change == "shrinking":
         storage.resize(1, 4)
