@@ -113,7 +113,10 @@ class Stress:
         """Play one script and judge its rows."""
         self._solo.clear()
         play = Play(self.model, script, self._generate)
-        play.run()
+        try:
+            play.run()
+        except Exception as error:  # noqa: BLE001  # a script that raises has failed; others go on
+            play.failures.append(f"{type(error).__name__}: {error}"[:300])
         result = ScriptResult(
             script.seed,
             steps=play.engine.stats().steps,

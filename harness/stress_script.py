@@ -75,6 +75,7 @@ class Limits:
         ids: token ids that prompts are cut from.
         stops: texts that a row may stop at.
         longest_prompt: in tokens; lengths are spread evenly over their logarithm.
+        max_tokens: of most rows; one in ten may emit `long_reply`, to outgrow the cache.
         drafters: names in engine.draft.DRAFTERS, and SCRIPTED.
     """
 
@@ -82,6 +83,7 @@ class Limits:
     stops: Sequence[str]
     longest_prompt: int
     max_tokens: int
+    long_reply: int
     joins: tuple[int, int]
     drafters: tuple[str, ...]
 
@@ -119,6 +121,7 @@ def tiny_limits() -> Limits:
         stops=[*"aeioux!?#", "th", "12"],
         longest_prompt=2000,
         max_tokens=48,
+        long_reply=600,
         joins=(3, 10),
         drafters=("ngram", SCRIPTED, "two_model"),
     )
@@ -131,6 +134,7 @@ def text_limits(ids: Sequence[int]) -> Limits:
         stops=[",", ".", " the", " of", "\n", " and", "s "],
         longest_prompt=300,
         max_tokens=24,
+        long_reply=24,
         joins=(3, 6),
         drafters=("ngram", "two_model"),
     )
@@ -178,7 +182,8 @@ def _config(rng: random.Random) -> EngineConfig:
 def _request(rng: random.Random, limits: Limits, request_id: str) -> Request:
     constraint = _constraint(rng) if _is(rng) else None
     some = rng.randint(2, limits.max_tokens)
-    max_tokens = rng.choice((1, some, some, limits.max_tokens, limits.max_tokens))
+    usual = (1, some, some, limits.max_tokens, limits.max_tokens)
+    max_tokens = rng.choice((*usual, *usual[1:], limits.long_reply))
     is_free = constraint is None
     return Request(
         prompt_ids=_prompt(rng, limits),

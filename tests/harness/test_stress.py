@@ -11,7 +11,7 @@ from engine.testing import tiny_model
 from harness.stress import ScriptResult, Stress, run_scripts
 from harness.stress_script import Join, make_script, tiny_limits
 
-NUM_SCRIPTS = 7
+NUM_SCRIPTS = 5
 """The audit plays 200."""
 
 BROKEN_SEED = 3
