@@ -121,7 +121,7 @@ class EngineConfig:
         512, "most prompt tokens of one row taken into one step", low=1, high=8192
     )
     interleaved_prefill: int = setting(
-        128,
+        512,
         "most prompt columns computed between two steps of rows that decode: their gap is bounded "
         "by one such chunk and one step",
         low=1,
