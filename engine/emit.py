@@ -74,8 +74,7 @@ def _emit(
     if token in eos_ids and not sequence.request.ignore_eos:
         return end(sequence, FinishReason.STOP)
     try:
-        if sequence.matcher is not None:
-            sequence.matcher.advance([token])
+        reason = _take(sequence, token)
     except RowError as error:
         return fail(sequence, str(error))
     position = sequence.num_emitted
@@ -84,7 +83,8 @@ def _emit(
     if logprobs is not None:
         sequence.logprobs.append(logprobs)
     text = sequence.text.push(token)
-    reason = _reason(sequence)
+    if sequence.text.stopped:
+        reason = FinishReason.STOP
     if reason is not None:
         text += sequence.text.finish()
         sequence.finish_reason = reason
@@ -100,12 +100,15 @@ def _emit(
     )
 
 
-def _reason(sequence: Sequence) -> FinishReason | None:
-    """Return why the row ends with the token just appended, None when it goes on."""
-    matcher = sequence.matcher
-    if sequence.text.stopped or (matcher is not None and matcher.is_finished):
+def _take(sequence: Sequence, token: int) -> FinishReason | None:
+    """Let the grammar take a token; return why the row ends with it, None when it goes on.
+
+    Everything is asked of the matcher before the row changes: it may raise RowError.
+    """
+    matcher, is_last = sequence.matcher, sequence.remaining <= 1
+    if matcher is None:
+        return FinishReason.LENGTH if is_last else None
+    matcher.advance([token])
+    if matcher.is_finished or (is_last and matcher.is_accepting):
         return FinishReason.STOP
-    if sequence.remaining > 0:
-        return None
-    is_complete = matcher is not None and matcher.is_accepting
-    return FinishReason.STOP if is_complete else FinishReason.LENGTH
+    return FinishReason.LENGTH if is_last else None

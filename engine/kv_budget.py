@@ -46,12 +46,10 @@ class Rectangle:
     num_slots: int = 0
     capacity: int = 0
 
-    def with_row(self, slots_in_use: int, num_tokens: int) -> Rectangle:
-        """Return the rectangle that also holds a row of `num_tokens` positions."""
-        return Rectangle(
-            max(self.num_slots, row_bucket(slots_in_use)),
-            max(self.capacity, round_up(num_tokens, CAPACITY_BLOCK)),
-        )
+    @classmethod
+    def around(cls, slots_in_use: int, num_tokens: int) -> Rectangle:
+        """Return the smallest rectangle for so many slots, the longest row of `num_tokens`."""
+        return cls(row_bucket(slots_in_use), round_up(num_tokens, CAPACITY_BLOCK))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,7 @@ class KvBudget:
 
     def check_alone(self, num_tokens: int) -> None:
         """Raise RequestError when a row of `num_tokens` positions would not fit an idle engine."""
-        alone = Rectangle().with_row(1, num_tokens)
+        alone = Rectangle.around(1, num_tokens)
         if not self.fits(alone):
             raise RequestError(
                 f"the row may need {alone.capacity} positions = {_gb(self.bytes_of(alone))} of "

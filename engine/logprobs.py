@@ -53,7 +53,7 @@ class Scored:
         ids = (self.vocab_size - 1 - ranks % _IDS).tolist()
         tops = (_floats(ranks // _IDS) - totals[:, None]).tolist()
         return [
-            TokenLogprobs(token, logprob, tuple(zip(top_ids[:count], top[:count], strict=True)))
+            TokenLogprobs(token, logprob, _listed(token, logprob, top_ids[:count], top[:count]))
             for token, logprob, top_ids, top, count in zip(
                 tokens.tolist(), logprobs, ids, tops, self.num_top.tolist(), strict=True
             )
@@ -79,6 +79,14 @@ def score(logits: mx.array, tokens: mx.array, num_top: NDArray[np.int64]) -> Sco
         num_top,
         vocab_size,
     )
+
+
+def _listed(
+    token: int, logprob: float, ids: list[int], logprobs: list[float]
+) -> tuple[tuple[int, float], ...]:
+    """Return the likeliest tokens, then the chosen one when it is not among them."""
+    listed = tuple(zip(ids, logprobs, strict=True))
+    return (*listed, (token, logprob)) if ids and token not in ids else listed
 
 
 def _ranks(logits: mx.array) -> mx.array:

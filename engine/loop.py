@@ -140,6 +140,8 @@ class Engine:
             for row in rows[1:]:
                 row.twin = rows[0]
         with self._lock:
+            for row in rows:
+                self._check_new(row)
             return [self._enqueue(row) for row in rows]
 
     def cancel(self, request_id: str) -> bool:
@@ -305,14 +307,17 @@ class Engine:
             adapter=self._adapters.index(request.adapter),
         )
 
+    def _check_new(self, sequence: Sequence) -> None:
+        request_id = sequence.request.request_id
+        if request_id in self._live or request_id in self._completions:
+            raise RequestError(
+                f"request_id {request_id!r} is live, or its completion not taken; choose another"
+            )
+
     def _enqueue(self, sequence: Sequence) -> str:
         request_id = sequence.request.request_id
         with self._lock:
-            if request_id in self._live or request_id in self._completions:
-                raise RequestError(
-                    f"request_id {request_id!r} is live, or its completion not taken; choose "
-                    "another"
-                )
+            self._check_new(sequence)
             self._scheduler.add(sequence)
             self._live[request_id] = sequence
             self._tally.submitted += 1

@@ -186,7 +186,7 @@ class TokenLogprobs:
     Args:
         logprob: natural logarithm; see SamplingParams for what it is taken of.
         top: (token id, logprob) of the `top_logprobs` likeliest tokens, likeliest first, lower ids
-            first among equals; `token_id` is in it only when it is one of them.
+            first among equals; then of `token_id` when it is none of them. Empty when 0 are asked.
     """
 
     token_id: int

@@ -68,11 +68,6 @@ class Scheduler:
         return len(self._waiting)
 
     @property
-    def num_active(self) -> int:
-        """Rows that hold a slot."""
-        return len(self._table)
-
-    @property
     def has_work(self) -> bool:
         """True while any row waits or is active."""
         return bool(self._waiting) or len(self._table) > 0
@@ -90,10 +85,9 @@ class Scheduler:
     @property
     def most(self) -> Rectangle:
         """The largest cache that the admitted rows may come to need."""
-        most = Rectangle()
-        for row in self._table:
-            most = most.with_row(self._table.num_slots, self.row_tokens(row))
-        return most
+        if not len(self._table):
+            return Rectangle()
+        return Rectangle.around(self._table.num_slots, max(map(self.row_tokens, self._table)))
 
     def room(self, held: Rectangle) -> Rectangle:
         """Return the cache to hold for the next steps, of which `held` is there already."""
@@ -203,7 +197,8 @@ class Scheduler:
 
     def _with(self, candidate: Sequence) -> Rectangle:
         slots_in_use = max(self._table.num_slots, self._table.free_slot() + 1)
-        return self.most.with_row(slots_in_use, self.row_tokens(candidate))
+        longest = max(map(self.row_tokens, (candidate, *self._table)))
+        return Rectangle.around(slots_in_use, longest)
 
     # -- steps ---------------------------------------------------------------------------------
 

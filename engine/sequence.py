@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.errors import RowError
 from engine.request import Completion, FinishReason, Provenance, Request, TokenLogprobs
 from engine.routing import Route
 
@@ -159,9 +160,6 @@ class Sequence:
         """Return the frozen record of a finished row."""
         assert self.finish_reason is not None
         text = "".join(self.pieces)
-        conformance = None if self.matcher is None else "failed"
-        if self.matcher is not None and self.finish_reason is FinishReason.STOP:
-            conformance = self.matcher.check_text(text)
         return Completion(
             request_id=self.request.request_id,
             prompt_tokens=self.num_prompt,
@@ -179,5 +177,16 @@ class Sequence:
             drafted_by_position=tuple(self.drafts.drafted),
             accepted_by_position=tuple(self.drafts.accepted),
             illegal_drafts=self.drafts.illegal,
-            conformance=conformance,
+            conformance=self._conformance(text),
         )
+
+    def _conformance(self, text: str) -> str | None:
+        """Return what the grammar says of a finished text; one that fails enforced nothing."""
+        if self.matcher is None:
+            return None
+        if self.finish_reason is not FinishReason.STOP:
+            return "failed"
+        try:
+            return self.matcher.check_text(text)
+        except RowError:
+            return "failed"

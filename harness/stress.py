@@ -207,7 +207,13 @@ class Stress:
         """Return what is wrong with text, log-probabilities, counts and conformance."""
         params, ids = row.sampling, done.token_ids
         entries = len(ids) if params.logprobs else 0
-        tops = {len(entry.top) for entry in done.logprobs} - {params.top_logprobs}
+        num_top = params.top_logprobs
+        tops = [
+            entry
+            for entry in done.logprobs
+            if len(entry.top) != num_top
+            and (entry.top[num_top:] != ((entry.token_id, entry.logprob),) or not num_top)
+        ]
         checks = {
             f"text {done.text!r} was told as {told!r}": done.finish_reason is FinishReason.CANCELLED
             or told == done.text,

@@ -52,10 +52,6 @@ class SlotCache:
         """True when rejecting tokens costs nothing: no layer is recurrent."""
         return self.bytes_per_row == 0
 
-    def projected_bytes(self, num_slots: int, capacity: int) -> int:
-        """Return what `num_bytes` is after `resize(num_slots, capacity)`."""
-        return num_slots * (capacity * self.bytes_per_token + self.bytes_per_row)
-
     def resize(self, num_slots: int, capacity: int) -> None:
         """Take exactly this room; slots and positions beyond it are lost, the others kept."""
         if (num_slots, capacity) == (self.num_slots, self.capacity):

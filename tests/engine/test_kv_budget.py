@@ -14,9 +14,7 @@ rows = st.lists(st.integers(1, 5_000), min_size=1, max_size=20)
 
 @given(rows=rows)
 def test_a_rectangle_holds_each_of_its_rows(rows: list[int]) -> None:
-    rectangle = Rectangle()
-    for index, num_tokens in enumerate(rows):
-        rectangle = rectangle.with_row(index + 1, num_tokens)
+    rectangle = Rectangle.around(len(rows), max(rows))
     assert rectangle.num_slots >= len(rows)
     assert rectangle.capacity >= max(rows)
     assert rectangle.capacity % 256 == 0

@@ -67,12 +67,15 @@ def check(request: Request, completion: Completion) -> None:
     assert [entry.token_id for entry in completion.logprobs] == list(completion.token_ids)
     for entry, truth in zip(completion.logprobs, truth_of(request, completion), strict=True):
         assert entry.logprob == pytest.approx(truth[entry.token_id], abs=1e-4)
-        assert len(entry.top) == request.sampling.top_logprobs
+        num_top = request.sampling.top_logprobs
         ids, values = [token for token, _ in entry.top], [value for _, value in entry.top]
         assert len(set(ids)) == len(ids)
         assert values == sorted(values, reverse=True)
         np.testing.assert_allclose(values, truth[ids], atol=1e-4)
-        np.testing.assert_allclose(values, np.sort(truth)[::-1][: len(values)], atol=1e-4)
+        likeliest = np.sort(truth)[::-1][:num_top]
+        np.testing.assert_allclose(values[:num_top], likeliest, atol=1e-4)
+        assert len(ids) == num_top + (num_top > 0 and entry.token_id not in ids[:num_top])
+        assert num_top == 0 or entry.token_id in ids
 
 
 VARIANTS = {
@@ -205,6 +208,7 @@ def test_the_likeliest_come_in_order_and_lower_ids_first_among_equals(
     scored = score(logits, mx.zeros(len(rows), mx.int32), np.full(len(rows), num_top))
     truth = np.array(logits.astype(mx.float32))
     for entry, row in zip(scored.report(arrays.read(*scored.arrays)), truth, strict=True):
-        assert [token for token, _ in entry.top] == np.argsort(-row, kind="stable")[
-            :num_top
-        ].tolist()
+        likeliest = np.argsort(-row, kind="stable")[:num_top].tolist()
+        assert [token for token, _ in entry.top[:num_top]] == likeliest
+        is_added = num_top > 0 and 0 not in likeliest
+        assert [token for token, _ in entry.top[num_top:]] == [0] * is_added

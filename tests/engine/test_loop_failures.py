@@ -13,7 +13,7 @@ from engine import arrays
 from engine.config import EngineConfig
 from engine.draft.registry import build_drafter
 from engine.draft.source import DraftRequest
-from engine.errors import RequestError
+from engine.errors import RequestError, RowError
 from engine.loop import Engine
 from engine.oracle import Oracle
 from engine.request import Completion, FinishReason, Request
@@ -111,6 +111,65 @@ def test_a_drafter_that_answers_for_too_few_rows_breaks_the_rows_it_left_out() -
     for completion in engine.generate(two_rows()):
         assert completion.error is not None
         assert "0 proposals for 1 rows" in completion.error
+
+
+class FailingMatcher:
+    """A grammar that allows all and fails when it is asked one thing."""
+
+    def __init__(self, method: str) -> None:
+        self.fails_in = method
+
+    def _fail(self, method: str) -> None:
+        if method == self.fails_in:
+            raise RowError(f"broken in {method}")
+
+    @property
+    def is_accepting(self) -> bool:
+        """Fail, or say no."""
+        self._fail("is_accepting")
+        return self.fails_in == "check_text"
+
+    @property
+    def is_finished(self) -> bool:
+        """Fail, or say no."""
+        self._fail("is_finished")
+        return False
+
+    def legal_prefix(self, tokens: Rows[int]) -> int:
+        """Allow all."""
+        return len(tokens)
+
+    def advance(self, tokens: Rows[int]) -> None:
+        """Fail, or take them."""
+        self._fail("advance")
+
+    def fill(self, draft: Rows[int], rows: np.ndarray) -> str | None:
+        """Fail as a matcher does here, or leave everything legal."""
+        return "broken in fill" if self.fails_in == "fill" else None
+
+    def check_text(self, text: str) -> str:
+        """Fail."""
+        self._fail("check_text")
+        return "enforced"
+
+
+@pytest.mark.parametrize("lane", ["serial", "batch", "batch+spec"])
+@pytest.mark.parametrize("method", ["advance", "is_finished", "is_accepting", "fill", "check_text"])
+def test_a_row_whose_grammar_fails_ends_alone(lane: str, method: str) -> None:
+    engine = Engine(tiny_model(), LANES[lane], build_drafter(LANES[lane]))
+    broken_id, whole_id = [engine.submit(request) for request in two_rows()]
+    engine._live[broken_id].matcher = FailingMatcher(method)
+    while engine.has_work:
+        engine.step()
+    broken, whole = engine.completion(broken_id), engine.completion(whole_id)
+    assert list(whole.token_ids) == Oracle(tiny_model()).generate(two_rows()[1])
+    assert broken.conformance == "failed"
+    if method == "check_text":
+        assert broken.finish_reason is FinishReason.STOP
+    else:
+        assert broken.finish_reason is FinishReason.ERROR
+        assert broken.error == f"broken in {method}"
+    assert engine.stats().active == 0
 
 
 @pytest.mark.parametrize("lane", ["serial", "batch", "batch+spec"])

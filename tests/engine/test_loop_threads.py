@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -199,3 +200,13 @@ def test_copies_of_a_row_too_many_or_none_are_refused_and_none_is_left() -> None
     with pytest.raises(RequestError, match="n is 0"):
         engine.submit_copies(request(5, 5), 0)
     assert not engine.has_work
+
+
+def test_copies_of_which_one_id_is_taken_are_refused_together() -> None:
+    engine = engine_of(LANES["batch"])
+    taken = Request(prompt_ids=prompt(5), max_tokens=3, request_id="a/2", ignore_eos=True)
+    engine.submit(taken)
+    with pytest.raises(RequestError, match="'a/2' is live"):
+        engine.submit_copies(replace(taken, request_id="a"), 4)
+    assert engine.stats().submitted == 1
+    engine.generate([replace(taken, request_id="a/0")])

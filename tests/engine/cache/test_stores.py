@@ -18,6 +18,7 @@ from engine.cache.recurrent import RecurrentStore
 from engine.cache.slots import SlotCache
 from engine.cache.store import GroupStore
 from engine.cache.stretch import SlotArrays
+from engine.kv_budget import KvBudget, KvCosts, Rectangle
 from tests.engine.cache.families import CARRIED, family
 
 HEADS, DIM, STATE = 2, 32, (3, 4)
@@ -34,6 +35,12 @@ def slot_cache() -> SlotCache:
             AttentionStore(KEYS, KEYS, Quantised(8, 32)),
         ]
     )
+
+
+def projected_bytes(cache: SlotCache, num_slots: int, capacity: int) -> int:
+    """What the KV budget counts for a cache of this size."""
+    costs = KvCosts(per_token=cache.bytes_per_token, per_slot=cache.bytes_per_row)
+    return KvBudget(costs).bytes_of(Rectangle(num_slots, capacity))
 
 
 class Shadow:
@@ -84,7 +91,7 @@ class Shadow:
         slots, _, capacity, _ = self.keys.shape
         for slot in range(slots):
             self.check_copy(self.cache.read(slot, 0, capacity), slot, 0, capacity)
-        assert self.cache.num_bytes == self.cache.projected_bytes(slots, capacity)
+        assert self.cache.num_bytes == projected_bytes(self.cache, slots, capacity)
 
     def expected(self, slot: int, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         return self.keys[slot, :, start:end].copy(), self.states[slot].copy()
@@ -168,7 +175,7 @@ def test_bytes_are_known_before_anything_is_allocated(name: str, bits: int | Non
     cache = SlotCache(build_stores(name, family(name).model, bits))
     assert cache.num_bytes == 0
     for num_slots, capacity in [(1, 256), (3, 512), (2, 256)]:
-        projected = cache.projected_bytes(num_slots, capacity)
+        projected = projected_bytes(cache, num_slots, capacity)
         cache.resize(num_slots, capacity)
         assert cache.num_bytes == projected > 0
         ids = mx.zeros((num_slots, 3), mx.int32)
@@ -217,7 +224,7 @@ def test_a_copy_holds_on_to_its_own_bytes_only(end: int) -> None:
     cache.resize(8, 4096)
     cache.views(0, [0] * 8, [4] * 8, 4)
     kept = cache.read(3, 0, end)
-    projected = cache.projected_bytes(1, end)
+    projected = projected_bytes(cache, 1, end)
     del cache
     assert held_bytes() - before <= projected + 100_000
     assert sum(array.nbytes for arrays in kept for array in arrays) <= projected
