@@ -96,8 +96,8 @@ PACKLESS_CORES = frozenset({"SkylakeX", "Cooperlake", "SapphireRapids"})
 """OpenBLAS's AVX-512 kernels: they multiply small matrices without copying them first."""
 
 
-def prefers_blocked_products() -> bool:
-    """Return whether matrix products should be cut as engine.models.blocked does."""
+def prefers_tiled_weights() -> bool:
+    """Return whether weights should be kept as engine.models.tiled does."""
     return backend_info().blas_core in PACKLESS_CORES
 
 

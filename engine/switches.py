@@ -73,8 +73,8 @@ SWITCHES: dict[str, Switch] = {
         "quantised keys and values", "they are kept as the model computes them", {"kv_bits": None}
     ),
     "FM_LORA": Switch("LoRA adapters", "requests that name one are refused", {"adapters": ()}),
-    "FM_BLOCKED_PRODUCTS": Switch(
-        "matrix products in blocks", "whole products, in models that are loaded from then on"
+    "FM_TILED_WEIGHTS": Switch(
+        "weights kept as tiles", "weights as they come, in models that are loaded from then on"
     ),
     "FM_FUSED": Switch("fused decode steps on CUDA", "steps go through the model's own layers"),
 }

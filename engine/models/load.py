@@ -14,13 +14,13 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm import utils as mlx_lm_utils
 
-from engine.backend import backend_info, default_dtype, prefers_blocked_products
+from engine.backend import backend_info, default_dtype, prefers_tiled_weights
 from engine.errors import ModelError, SettingError
-from engine.models.blocked import use_blocked_products
 from engine.models.entry import find_entry
 from engine.models.pull import locate
 from engine.models.rotary import share_rotations
 from engine.models.safetensors import check_weights
+from engine.models.tiled import tile_weights
 from engine.models.tokenizer import Tokenizer
 from engine.models.vocabulary import check_same_vocabulary as check_same_tokens
 from engine.switches import allows
@@ -129,8 +129,8 @@ def _tune(model: Module) -> None:
     """Let a float32 model compute the way the backend is fast at; the arrays stay as they are."""
     if backend_info().device == "cpu":
         share_rotations(model)
-    if prefers_blocked_products() and allows("FM_BLOCKED_PRODUCTS"):
-        use_blocked_products(model)
+    if prefers_tiled_weights() and allows("FM_TILED_WEIGHTS"):
+        tile_weights(model)
 
 
 def _share_arrays(model: Module, parent: Module | None) -> None:

@@ -17,6 +17,7 @@ from engine.models.adapter_files import LowRank, read_adapter
 from engine.models.adapter_fit import check_adapter
 from engine.models.layer_tree import exchange_layers, named_layers
 from engine.models.load import LoadedModel
+from engine.models.tiled import TiledLinear
 
 
 def merge_adapter(model: LoadedModel, place: str | Path) -> LoadedModel:
@@ -35,11 +36,17 @@ def merge_adapter(model: LoadedModel, place: str | Path) -> LoadedModel:
 
 
 def _merged(layer: nn.Module, pair: LowRank) -> nn.Module:
-    plain = _unpacked(layer) if isinstance(layer, nn.QuantizedLinear) else copy(layer)
+    plain = _plain(layer)
     weight = plain.weight.astype(mx.float32) + pair.up.T @ pair.down
     plain.weight = weight.astype(plain.weight.dtype)
     mx.eval(plain.weight)
     return plain
+
+
+def _plain(layer: nn.Module) -> nn.Module:
+    if isinstance(layer, nn.QuantizedLinear):
+        return _unpacked(layer)
+    return layer.whole() if isinstance(layer, TiledLinear) else copy(layer)
 
 
 def _unpacked(layer: nn.QuantizedLinear) -> nn.Module:

@@ -15,8 +15,8 @@ from engine.draft.registry import build_drafter
 from engine.errors import RequestError, SettingError
 from engine.loop import Engine
 from engine.models import load
-from engine.models.blocked import BlockedLinear
 from engine.models.load import load_model
+from engine.models.tiled import TiledLinear
 from engine.request import Completion, Constraint, ConstraintKind, Request, SamplingParams
 from engine.switches import SWITCHES, _tell, check_adapter, degrade, switched_off
 from engine.telemetry import EngineStats
@@ -163,16 +163,16 @@ def test_a_request_with_an_adapter_is_refused_in_the_switchs_name(
     check_adapter("")
 
 
-@pytest.mark.parametrize(("value", "blocked"), [("1", True), ("0", False)])
-def test_models_are_loaded_without_blocked_products(
-    value: str, blocked: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("value", "tiled"), [("1", True), ("0", False)])
+def test_models_are_loaded_without_tiled_weights(
+    value: str, tiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "prefers_blocked_products", lambda: True)
-    monkeypatch.setenv("FM_BLOCKED_PRODUCTS", value)
+    monkeypatch.setattr(load, "prefers_tiled_weights", lambda: True)
+    monkeypatch.setenv("FM_TILED_WEIGHTS", value)
 
     modules = load_model("tiny-thinking", dtype="float32").model.modules()
 
-    assert any(isinstance(module, BlockedLinear) for module in modules) == blocked
+    assert any(isinstance(module, TiledLinear) for module in modules) == tiled
 
 
 def test_the_page_lists_every_switch_as_the_code_has_it() -> None:

@@ -18,27 +18,28 @@ from mlx_lm.tuner.lora import LoRALinear
 
 from engine.errors import ModelError, RequestError
 from engine.models.adapter_files import LowRank
-from engine.models.blocked import BlockedLinear
 from engine.models.head import split_head
 from engine.models.layer_tree import exchange_layers, named_layers
 from engine.models.load import LoadedModel
 from engine.models.lora import AdaptedLinear, Selection, Selector, load_adapters
 from engine.models.merge import merge_adapter
+from engine.models.tiled import TiledLinear, tile_weights
 from engine.testing import tiny_model, write_adapter
 
 INPUTS, OUTPUTS = 64, 96
 
 
-def blocked() -> nn.Module:
+def tiled() -> nn.Module:
     layer = nn.Linear(INPUTS, OUTPUTS, bias=True)
-    layer.__class__ = BlockedLinear
+    tile_weights(layer)
+    assert isinstance(layer, TiledLinear)
     return layer
 
 
 BASES: dict[str, Callable[[], nn.Module]] = {
     "plain": lambda: nn.Linear(INPUTS, OUTPUTS, bias=True),
     "no bias": lambda: nn.Linear(INPUTS, OUTPUTS, bias=False),
-    "blocked": blocked,
+    "tiled": tiled,
     "4 bit": lambda: nn.QuantizedLinear(INPUTS, OUTPUTS, bias=False, group_size=32, bits=4),
     "8 bit": lambda: nn.QuantizedLinear(INPUTS, OUTPUTS, bias=True, group_size=64, bits=8),
 }

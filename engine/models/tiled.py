@@ -1,0 +1,132 @@
+"""Weights stored as tiles that OpenBLAS multiplies straight from memory, a few rows at a time.
+
+For few rows a product is bound by reading the weights, yet OpenBLAS first copies ("packs") them.
+Its AVX-512 kernels skip that while a product is small, and they are fastest when the outputs lie
+side by side. A weight [outputs, inputs] is therefore kept as [tiles, inputs, tile], and rows are
+multiplied in groups that stay under the limit: a tile that has been read serves all groups from
+the cache. Every output is summed input by input in one order, so a row's result does not depend on
+how many rows are beside it. docs/decisions/blas.md has the figures.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+PACKLESS_LIMIT = 1_000_000
+"""Largest rows x outputs x inputs that OpenBLAS's small-matrix kernels take."""
+
+TILES = (64, 32, 16)
+"""Outputs of a tile, the first that divides a weight's; fewer waste the vector units."""
+
+MOST_ROWS = 8
+"""Rows of a product; more gain nothing."""
+
+
+def tile_of(outputs: int, inputs: int) -> int:
+    """Return the outputs of a tile, 0 when the weight cannot be tiled."""
+    fits = (size for size in TILES if outputs % size == 0 and size * inputs <= PACKLESS_LIMIT)
+    return next(fits, 0)
+
+
+def rows_of(tile: int, inputs: int) -> int:
+    """Return the most rows that one product with a tile takes, 1 to MOST_ROWS."""
+    return min(MOST_ROWS, PACKLESS_LIMIT // (tile * inputs))
+
+
+def to_tiles(weight: mx.array, tile: int) -> mx.array:
+    """Return a copy of [outputs, inputs] as [tiles, inputs, tile], not yet computed."""
+    outputs, inputs = weight.shape
+    return mx.contiguous(weight.reshape(outputs // tile, tile, inputs).swapaxes(1, 2))
+
+
+def from_tiles(tiles: mx.array) -> mx.array:
+    """Return [tiles, inputs, tile] as [outputs, inputs]."""
+    return tiles.swapaxes(1, 2).flatten(0, 1)
+
+
+def tiled_matmul(x: mx.array, tiles: mx.array) -> mx.array:
+    """Return `x @ from_tiles(tiles).T`.
+
+    Args:
+        x: [..., inputs].
+        tiles: [tiles, inputs, tile].
+
+    Returns:
+        [..., outputs].
+    """
+    num_tiles, inputs, tile = tiles.shape
+    rows = x.size // inputs
+    most = rows_of(tile, inputs)
+    groups = -(-rows // most)
+    each = -(-rows // groups)
+    x = x.reshape(rows, inputs)
+    if groups * each > rows:
+        x = mx.pad(x, ((0, groups * each - rows), (0, 0)))
+    parts = x.reshape(1, groups, each, inputs) @ tiles[:, None]
+    return parts.transpose(1, 2, 0, 3).reshape(groups * each, num_tiles * tile)[:rows]
+
+
+class TiledLinear(nn.Linear):
+    """A Linear layer whose weight is kept as tiles, [tiles, inputs, tile]."""
+
+    @property
+    def weight(self) -> mx.array:
+        """The weight as other code expects it, [outputs, inputs]; not yet computed."""
+        return from_tiles(self.tiles)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Return x @ weight.T + bias, [..., outputs]."""
+        product = tiled_matmul(x, self.tiles).reshape(*x.shape[:-1], -1)
+        return product + self.bias if "bias" in self else product
+
+    def whole(self) -> nn.Linear:
+        """Return a plain layer with the same arrays."""
+        plain = nn.Linear(1, 1, bias="bias" in self)
+        plain.weight = self.weight
+        if "bias" in self:
+            plain.bias = self.bias
+        return plain
+
+
+class TiledEmbedding(nn.Embedding):
+    """An Embedding kept as tiles, [tiles, features, tile], since it may be the output head too."""
+
+    @property
+    def weight(self) -> mx.array:
+        """The weight as other code expects it, [vocab, features]; not yet computed."""
+        return from_tiles(self.tiles)
+
+    def __call__(self, ids: mx.array) -> mx.array:
+        """Return the features of token ids, [..., features]."""
+        tile = self.tiles.shape[-1]
+        features: mx.array = self.tiles[ids // tile, :, ids % tile]
+        return features
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        """Return x @ weight.T, [..., vocab]."""
+        return tiled_matmul(x, self.tiles).reshape(*x.shape[:-1], -1)
+
+
+TILED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: TiledLinear,
+    nn.Embedding: TiledEmbedding,
+}
+
+
+def tile_weights(model: nn.Module) -> None:
+    """Let every plain float32 Linear layer and embedding of a model keep its weight as tiles.
+
+    Nothing is computed yet. A weight that no tile size divides stays as it is.
+    """
+    walk: Any = model.named_modules  # has no annotations
+    for _, module in walk():
+        kind = TILED.get(type(module))
+        if kind is None or module.weight.dtype != mx.float32:
+            continue
+        tile = tile_of(*module.weight.shape)
+        if tile:
+            module.tiles = to_tiles(module.pop("weight"), tile)
+            module.__class__ = kind
