@@ -76,6 +76,10 @@ SWITCHES: dict[str, Switch] = {
     "FM_TILED_WEIGHTS": Switch(
         "weights kept as tiles", "weights as they come, in models that are loaded from then on"
     ),
+    "FM_VECTOR_MATH": Switch(
+        "softmax and SwiGLU from plain arithmetic on a CPU",
+        "MLX's own, in models that are loaded from then on",
+    ),
     "FM_FUSED": Switch("fused decode steps on CUDA", "steps go through the model's own layers"),
 }
 """Every switch by its variable; its values are 0, off, and 1, which is as if it were not set."""

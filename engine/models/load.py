@@ -17,6 +17,7 @@ from mlx_lm import utils as mlx_lm_utils
 from engine.backend import backend_info, default_dtype, prefers_tiled_weights
 from engine.errors import ModelError, SettingError
 from engine.models.entry import find_entry
+from engine.models.exchange import VECTOR_MATH, exchange_functions
 from engine.models.pull import locate
 from engine.models.rotary import share_rotations
 from engine.models.safetensors import check_weights
@@ -126,9 +127,11 @@ def _read(folder: Path, dtype: str) -> tuple[Module, dict[str, Any]]:
 
 
 def _tune(model: Module) -> None:
-    """Let a float32 model compute the way the backend is fast at; the arrays stay as they are."""
+    """Let a float32 model compute the way the backend is fast at."""
     if backend_info().device == "cpu":
         share_rotations(model)
+        if allows("FM_VECTOR_MATH"):
+            exchange_functions(model, VECTOR_MATH)
     if prefers_tiled_weights() and allows("FM_TILED_WEIGHTS"):
         tile_weights(model)
 

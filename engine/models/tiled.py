@@ -73,7 +73,7 @@ class TiledLinear(nn.Linear):
     """A Linear layer whose weight is kept as tiles, [tiles, inputs, tile]."""
 
     @property
-    def weight(self) -> mx.array:
+    def weight(self) -> mx.array:  # type: ignore[override]  # an array of the parent's
         """The weight as other code expects it, [outputs, inputs]; not yet computed."""
         return from_tiles(self.tiles)
 
@@ -95,7 +95,7 @@ class TiledEmbedding(nn.Embedding):
     """An Embedding kept as tiles, [tiles, features, tile], since it may be the output head too."""
 
     @property
-    def weight(self) -> mx.array:
+    def weight(self) -> mx.array:  # type: ignore[override]  # an array of the parent's
         """The weight as other code expects it, [vocab, features]; not yet computed."""
         return from_tiles(self.tiles)
 
