@@ -175,7 +175,9 @@ class TwoModelDrafter:
         while len(ids) - row.num_cached > MOST_UNSEEN:
             end = min(row.num_cached + self._prefill_chunk, len(ids) - 1)
             chunk = ids[row.num_cached : end]
-            padded = arrays.ids_array([chunk], prefill_width(len(chunk)))
+            # late in a row's life, the cache may end before the padding of a declared width does
+            width = min(prefill_width(len(chunk)), self._runner.room.capacity - row.num_cached)
+            padded = arrays.ids_array([chunk], width)
             rows = RowRange(slot, (row.num_cached,), (len(chunk),), adapters=(0,))
             arrays.launch(self._runner.prefill(padded, rows))
             row.num_cached = end
