@@ -101,6 +101,33 @@ def prefers_tiled_weights() -> bool:
     return backend_info().blas_core in PACKLESS_CORES
 
 
+@dataclass(frozen=True, slots=True)
+class PrefillColumns:
+    """How much prompt suits one step; what the settings mean is said in engine.config.
+
+    Args:
+        chunk: default of `prefill_chunk`.
+        interleaved: default of `interleaved_prefill`.
+    """
+
+    chunk: int
+    interleaved: int
+
+
+PREFILL_COLUMNS = {
+    "cpu": PrefillColumns(chunk=512, interleaved=512),
+    "cuda": PrefillColumns(chunk=2048, interleaved=8192),
+    "metal": PrefillColumns(chunk=2048, interleaved=2048),
+}
+"""By device: a CPU is busy with few columns, so more of them only make live rows wait; a GPU
+computes many in little more time than few, and each chunk it is spared lets rows in earlier."""
+
+
+def prefill_columns() -> PrefillColumns:
+    """Return how much prompt suits one step on this device."""
+    return PREFILL_COLUMNS[backend_info().device]
+
+
 def shape_block() -> int:
     """Return the multiple to which attention reads are rounded up.
 

@@ -5,11 +5,12 @@ Command line flags, TOML keys, documentation and error messages are made from th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import PurePath
 from typing import Any
 
+from engine.backend import prefill_columns
 from engine.errors import SettingError
 from engine.shapes import STEP_WIDTHS
 
@@ -30,6 +31,16 @@ def setting(
     return field(default=default, metadata=metadata)
 
 
+def device_setting(default: Callable[[], int], help: str, *, low: int, high: int) -> Any:
+    """Return a field whose default is what suits the device.
+
+    It is asked when a config is made, so a config holds numbers whether they were given or not,
+    and so does what is stored of it.
+    """
+    metadata = {"help": f"{help}; unset: what suits the device", "low": low, "high": high}
+    return field(default_factory=default, metadata=metadata)
+
+
 def check_settings(config: Any) -> None:
     """Raise SettingError when a field of `config` is not of its type or breaks its bounds."""
     for item in fields(config):
@@ -43,7 +54,7 @@ def check_settings(config: Any) -> None:
             raise SettingError(f"{item.name} is {value!r}; it must be true or false")
         if item.type == "tuple[str, ...]" and not _are_texts(value):
             raise SettingError(f"{item.name} is {value!r}; it must be a tuple of texts")
-        if value is None or (low is None and high is None):
+        if is_unset or (low is None and high is None):
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise SettingError(f"{item.name} is {value!r}; it must be a number")
@@ -117,13 +128,16 @@ class EngineConfig:
         "step costs",
         choices=("fixed", "adaptive"),
     )
-    prefill_chunk: int = setting(
-        512, "most prompt tokens of one row taken into one step", low=1, high=8192
+    prefill_chunk: int = device_setting(
+        lambda: prefill_columns().chunk,
+        "most prompt tokens of one row taken into one step",
+        low=1,
+        high=8192,
     )
-    interleaved_prefill: int = setting(
-        512,
-        "most prompt columns computed between two steps of rows that decode: their gap is bounded "
-        "by one such chunk and one step",
+    interleaved_prefill: int = device_setting(
+        lambda: prefill_columns().interleaved,
+        "most prompt columns, of all rows together, computed between two steps of rows that "
+        "decode: their gap is bounded by one such chunk and one step",
         low=1,
         high=8192,
     )

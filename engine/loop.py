@@ -77,6 +77,7 @@ class Engine:
         self._runner = Runner(model, shape_block(), config.kv_bits, self._adapters)
         if config.max_rows > 1:
             self._runner.check_batch()
+        self._runner.warm_up(config.max_rows, widest=1 + config.num_draft_tokens)
         self._grammars = GrammarCompiler(model.tokenizer.ll, model.vocab_size, model.eos_ids)
         self._selector = Selector(
             model.vocab_size, model.eos_ids, config.max_rows, config.acceptance

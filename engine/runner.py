@@ -1,6 +1,7 @@
 """Plans become arrays here: one forward of one model over a range of slots.
 
-The runner owns the model and its cache. It never waits for the device, except when it is built.
+The runner owns the model and its cache. It never waits for the device, except when it is built and
+warmed up.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ from copy import copy
 
 import mlx.core as mx
 
+from engine import arrays
 from engine.backend import prefers_fused_steps
 from engine.cache.layout import build_stores
 from engine.cache.probe import probe_steps
 from engine.cache.slots import SlotCache
 from engine.errors import ModelError
-from engine.fused.step import Step, fused_step
+from engine.fused.step import FusedStep, fused_step
+from engine.fused.variants import Shape
 from engine.kv_budget import KvCosts, Rectangle
 from engine.models.head import split_head
 from engine.models.load import LoadedModel
 from engine.models.lora import AdapterSet
 from engine.plan import RowRange
+from engine.shapes import CAPACITY_BLOCK, ROW_BUCKETS, STEP_WIDTHS, row_bucket, step_width
 from engine.switches import allows
 
 
@@ -82,6 +86,24 @@ class Runner:
         """Take exactly this much cache; what fits is kept."""
         self.cache.resize(room.num_slots, room.capacity)
 
+    def warm_up(self, max_rows: int, widest: int) -> None:
+        """Compile what decode steps up to this many rows and columns need, before a request waits.
+
+        Fused kernels are compiled at first use, seconds each; without them there is nothing to do.
+        Waits for the device, and leaves the cache as it is.
+        """
+        if self._fused is None:
+            return
+        rows = ROW_BUCKETS[: ROW_BUCKETS.index(row_bucket(max_rows)) + 1]
+        widths = STEP_WIDTHS[: STEP_WIDTHS.index(step_width(widest)) + 1]
+        for shape in self._fused.covering(Shape(r, w) for r in rows for w in widths):
+            scratch = self.on_empty_cache()
+            scratch.make_room(Rectangle(shape.rows, CAPACITY_BLOCK))
+            ids = mx.zeros((shape.rows, shape.width), mx.int32)
+            nothing = (0,) * shape.rows
+            where = RowRange(0, nothing, (shape.width,) * shape.rows, adapters=nothing)
+            arrays.read(mx.argmax(scratch.forward(ids, where), axis=-1))
+
     def prefill(self, ids: mx.array, rows: RowRange) -> mx.array:
         """Feed prompt tokens.
 
@@ -122,7 +144,7 @@ class Runner:
         """Forget what the last forward fed beyond `kept` tokens a row; see SlotCache.settle."""
         return self.cache.settle(first, kept)
 
-    def _fused_step(self) -> Step | None:
+    def _fused_step(self) -> FusedStep | None:
         """Return the step as kernels where the backend, the model and its rows allow it."""
         is_plain = self._kv_bits is None and not self._adapters.names
         if not (is_plain and prefers_fused_steps() and allows("FM_FUSED")):

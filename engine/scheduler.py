@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from engine.config import EngineConfig
@@ -20,9 +21,11 @@ from engine.routing import Lane
 from engine.rows import SlotTable
 from engine.sequence import Sequence
 from engine.shapes import (
+    CAPACITY_BLOCK,
     STEP_WIDTHS,
     prefill_block,
     prefill_width,
+    round_up,
     row_bucket,
     whole_bucket,
 )
@@ -34,6 +37,21 @@ class DraftBudgets(Protocol):
     def budget(self, sequence: Sequence, rows: int, pending: int = 0) -> int:
         """Return the most drafts of the row in its next step, `pending` launched ones left out."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkBounds:
+    """How much prompt one step may take.
+
+    Args:
+        per_row: tokens of one prompt.
+        columns: what prompts side by side may cost together, padding included.
+        end: cache positions before which every row of them has to end.
+    """
+
+    per_row: int
+    columns: int
+    end: int
 
 
 class Scheduler:
@@ -93,20 +111,24 @@ class Scheduler:
         """Return the cache to hold for the next steps, of which `held` is there already."""
         if not len(self._table):
             return held
-        margin = max(2 * STEP_WIDTHS[-1], prefill_block(self._config.prefill_chunk))
-        needed = max(
-            min(max(row.num_prompt, row.num_cached) + margin, self.row_tokens(row))
-            for row in self._table
-        )
-        return self._kv_budget.room(held, self.most, needed)
+        return self._kv_budget.room(held, self.most, self._needed)
 
     def row_tokens(self, sequence: Sequence) -> int:
         """Return the most positions a row may write, padding behind its tokens included."""
         request = sequence.request
         # tokens fed again after a rejection widen the step of all rows, up to the widest there is
         window = STEP_WIDTHS[-1] if self._config.num_draft_tokens else 1
-        padding = prefill_block(self._config.prefill_chunk)
+        padding = prefill_block(min(self._config.prefill_chunk, sequence.num_prompt))
         return sequence.num_prompt + max(request.max_tokens + window, padding)
+
+    @property
+    def _needed(self) -> int:
+        """Positions that the next steps may write to in any one slot; `room` holds as many."""
+        margin = max(2 * STEP_WIDTHS[-1], prefill_block(self._config.prefill_chunk))
+        return max(
+            min(max(row.num_prompt, row.num_cached) + margin, self.row_tokens(row))
+            for row in self._table
+        )
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new row.
@@ -213,25 +235,33 @@ class Scheduler:
 
     def _prefill(self) -> StepPlan:
         """Plan a chunk of the oldest prompt, and of neighbours that fit beside it."""
-        config = self._config
-        budget = config.prefill_chunk
-        if self._has_decoding:
-            budget = min(budget, config.interleaved_prefill)
+        bounds = self._bounds()
         oldest = next(row for row in self._prefilling if row.twin is None)
         first = self._table.index(oldest)
         self._start(oldest, first)
         rows = [oldest]
         while neighbour := self._prompt_at(first + len(rows)):
             wider = [*rows, neighbour]
-            if not self._fills(wider, budget):
+            if not self._fills(wider, bounds):
                 break
             self._start(neighbour, first + len(rows))
-            if not self._fills(wider, budget):
+            if not self._fills(wider, bounds):
                 break
             rows = wider
         rows = rows[: whole_bucket(len(rows))]
-        slots = tuple(self._chunk(row, first + i, budget) for i, row in enumerate(rows))
+        slots = tuple(self._chunk(row, first + i, bounds.per_row) for i, row in enumerate(rows))
         return self._over(slots, first, len(rows), StepKind.PREFILL)
+
+    def _bounds(self) -> ChunkBounds:
+        """Return what a chunk may take now.
+
+        Nobody waits for it while no row decodes, so that it may be as large as either bound.
+        """
+        per_row, between = self._config.prefill_chunk, self._config.interleaved_prefill
+        end = round_up(self._needed, CAPACITY_BLOCK)
+        if self._has_decoding:
+            return ChunkBounds(min(per_row, between), between, end)
+        return ChunkBounds(per_row, max(per_row, between), end)
 
     def _start(self, row: Sequence, slot: int) -> None:
         if self._begin is not None and not row.is_begun and row.num_cached == 0:
@@ -242,15 +272,16 @@ class Scheduler:
         row = self._table.at(slot)
         return row if row in self._prefilling and row is not None and row.twin is None else None
 
-    def _fills(self, rows: list[Sequence], budget: int) -> bool:
-        """Return whether prompts side by side stay in the budget and are half of what it costs."""
-        chunks = [min(row.num_prompt - row.num_cached, budget) for row in rows]
+    def _fills(self, rows: list[Sequence], bounds: ChunkBounds) -> bool:
+        """Return whether prompts side by side stay in bounds and are half of what they cost."""
+        chunks = [min(row.num_prompt - row.num_cached, bounds.per_row) for row in rows]
         width = prefill_width(max(chunks))
-        fits = max(row.num_cached for row in rows) + width <= self.most.capacity
-        return fits and len(rows) * width <= budget and 2 * sum(chunks) >= len(rows) * width
+        end, columns = max(row.num_cached for row in rows) + width, len(rows) * width
+        fits = end <= bounds.end and columns <= bounds.columns
+        return fits and 2 * sum(chunks) >= columns
 
-    def _chunk(self, sequence: Sequence, index: int, budget: int) -> Slot:
-        end = min(sequence.num_cached + budget, sequence.num_prompt)
+    def _chunk(self, sequence: Sequence, index: int, most: int) -> Slot:
+        end = min(sequence.num_cached + most, sequence.num_prompt)
         tokens = tuple(sequence.ids[sequence.num_cached : end])
         return Slot(
             sequence, index, sequence.num_cached, tokens, samples=end == sequence.num_prompt

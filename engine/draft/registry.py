@@ -23,7 +23,9 @@ Factory = Callable[[EngineConfig, LoadedModel | None], DraftSource]
 def _two_model(config: EngineConfig, model: LoadedModel | None) -> DraftSource:
     if model is None:
         raise SettingError("drafter 'two_model' needs a draft model; set draft_model")
-    return TwoModelDrafter(model, config.prefill_chunk, config.acceptance)
+    drafter = TwoModelDrafter(model, config.prefill_chunk, config.acceptance)
+    drafter.warm_up(config.max_rows)
+    return drafter
 
 
 DRAFTERS: dict[str, Factory] = {

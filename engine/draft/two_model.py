@@ -35,6 +35,9 @@ from engine.sampler import Adjustment, adjust, choose, gumbel_noise
 from engine.sequence import Sequence
 from engine.shapes import prefill_width, row_bucket, step_width
 
+MOST_UNSEEN = 2
+"""Tokens of a row that a chain may begin with: its newest, and a draft that was accepted unfed."""
+
 
 @dataclass(slots=True, eq=False)
 class DraftRow:
@@ -104,6 +107,10 @@ class TwoModelDrafter:
         self._params = RowParams()
         self._end_bits = bits_of((), model.vocab_size)
 
+    def warm_up(self, max_rows: int) -> None:
+        """Compile what a chain over up to `max_rows` rows needs; waits for the device."""
+        self._runner.warm_up(max_rows, widest=MOST_UNSEEN)
+
     def open(self, target: LoadedModel) -> None:
         """Check that both models speak the same tokens; raises ModelError."""
         check_same_vocabulary(target, self._model)
@@ -163,12 +170,14 @@ class TwoModelDrafter:
         return self._by_sequence[id(sequence)]
 
     def _prefill(self, row: DraftRow) -> None:
-        """Feed what the drafter has not seen until one or two tokens are left for the chain."""
+        """Feed what the drafter has not seen until MOST_UNSEEN tokens are left for the chain."""
         slot, ids = self._table.index(row), row.sequence.ids
-        while len(ids) - row.num_cached > 2:
+        while len(ids) - row.num_cached > MOST_UNSEEN:
             end = min(row.num_cached + self._prefill_chunk, len(ids) - 1)
             chunk = ids[row.num_cached : end]
-            padded = arrays.ids_array([chunk], prefill_width(len(chunk)))
+            # late in a row's life, the cache may end before the padding of a declared width does
+            width = min(prefill_width(len(chunk)), self._runner.room.capacity - row.num_cached)
+            padded = arrays.ids_array([chunk], width)
             rows = RowRange(slot, (row.num_cached,), (len(chunk),), adapters=(0,))
             arrays.launch(self._runner.prefill(padded, rows))
             row.num_cached = end
@@ -181,7 +190,9 @@ class TwoModelDrafter:
         """
         rows = [self._table.at(slot) for slot in range(row_bucket(self._table.num_slots))]
         self._params.seat((slot, row.sequence) for slot, row in self._table.items())
-        unseen = [[0] if row is None else row.sequence.ids[row.num_cached :][:2] for row in rows]
+        unseen = [
+            [0] if row is None else row.sequence.ids[row.num_cached :][:MOST_UNSEEN] for row in rows
+        ]
         width = step_width(max(map(len, unseen)))
         counts = [len(tokens) for tokens in unseen]
         logits = self._runner.forward(arrays.ids_array(unseen, width), _range(rows, 0, counts))

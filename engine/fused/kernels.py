@@ -32,11 +32,38 @@ MOST_WIDTH = 16
 QUERIES = 4
 """Most queries one block of `attend` answers."""
 
+Template = tuple[tuple[str, Any], ...]
+"""Names and values for which a kernel is compiled."""
+
+
+def takes(parts: Projection, tokens: int) -> bool:
+    """Return whether `project` computes so many tokens itself and does not leave them to cuBLAS."""
+    return tokens <= FEW_TOKENS or parts.weight.nbytes <= SMALL_BYTES
+
+
+def project_template(parts: Projection, dtype: mx.Dtype) -> Template:
+    """Return what the kernel of `project` is compiled for."""
+    return (("T", dtype), ("GATED", parts.gated), ("EPS_BITS", _bits(parts.eps)))
+
+
+def attend_template(heads: Heads, width: int, dtype: mx.Dtype) -> Template:
+    """Return what the kernel of `attend` is compiled for, for rows that feed `width` tokens."""
+    group = heads.queries // heads.keys
+    return (
+        ("T", dtype),
+        ("D", heads.dim),
+        ("GROUP", group),
+        ("HEADS", heads.keys),
+        ("CHUNK", min(width * group, QUERIES)),
+        ("EPS_BITS", _bits(heads.eps)),
+        ("SCALE_BITS", _bits(heads.scale)),
+    )
+
 
 def project(parts: Projection, x: mx.array, residual: mx.array | None = None) -> mx.array:
     """See engine.fused.reference.project."""
     tokens = x.shape[0]
-    if tokens > FEW_TOKENS and parts.weight.nbytes > SMALL_BYTES:
+    if not takes(parts, tokens):
         return reference.project(parts, x, residual)
     outputs = parts.weight.shape[0] // (2 if parts.gated else 1)
     none = _nothing(x.dtype)
@@ -49,7 +76,7 @@ def project(parts: Projection, x: mx.array, residual: mx.array | None = None) ->
             none if parts.bias is None else parts.bias,
             none if residual is None else residual,
         ],
-        template=[("T", x.dtype), ("GATED", parts.gated), ("EPS_BITS", _bits(parts.eps))],
+        template=list(project_template(parts, x.dtype)),
         grid=(-(-outputs // 16) * THREADS, -(-tokens // FEW_TOKENS), 1),
         threadgroup=(THREADS, 1, 1),
         output_shapes=[(tokens, outputs)],
@@ -75,7 +102,8 @@ def attend(
     rows, tokens = slots.shape[0], qkv.shape[0]
     width, group = tokens // rows, heads.queries // heads.keys
     assert width <= MOST_WIDTH, "the new keys of a row must fit shared memory"
-    chunk = min(width * group, QUERIES)
+    template = attend_template(heads, width, qkv.dtype)
+    chunk = dict(template)["CHUNK"]
     none = _nothing(qkv.dtype)
     out: mx.array
     names = "qkv cosines sines slots starts query_gain key_gain keys values"
@@ -90,15 +118,7 @@ def attend(
             keys,
             values,
         ],
-        template=[
-            ("T", qkv.dtype),
-            ("D", heads.dim),
-            ("GROUP", group),
-            ("HEADS", heads.keys),
-            ("CHUNK", chunk),
-            ("EPS_BITS", _bits(heads.eps)),
-            ("SCALE_BITS", _bits(heads.scale)),
-        ],
+        template=list(template),
         grid=(-(-width * group // chunk) * THREADS, heads.keys, rows),
         threadgroup=(THREADS, 1, 1),
         output_shapes=[(tokens, heads.queries * heads.dim)],

@@ -5,7 +5,8 @@ Cache lengths are an input like any other, so a shape is compiled once, not once
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -14,6 +15,7 @@ import mlx.core as mx
 
 from engine.fused import kernels
 from engine.fused.parts import Parts, take_parts
+from engine.fused.variants import Shape, covering
 
 Step = Callable[[mx.array, mx.array, mx.array, Sequence[mx.array], Sequence[mx.array]], mx.array]
 
@@ -52,8 +54,31 @@ def decode(
     return logits.reshape(rows, width, -1)
 
 
-def fused_step(model: Any) -> Step | None:
-    """Return a model's step on kernels, traced once a shape; None when it is not one for them.
+@dataclass(frozen=True, slots=True)
+class FusedStep:
+    """A model's step on kernels, traced once a shape; called as `decode` without its first two."""
+
+    parts: Parts
+    run: Step
+
+    def __call__(
+        self,
+        ids: mx.array,
+        slots: mx.array,
+        starts: mx.array,
+        keys: Sequence[mx.array],
+        values: Sequence[mx.array],
+    ) -> mx.array:
+        """See `decode`."""
+        return self.run(ids, slots, starts, keys, values)
+
+    def covering(self, shapes: Iterable[Shape]) -> list[Shape]:
+        """Return few of `shapes` that together use every kernel that any of them uses."""
+        return covering(self.parts, shapes)
+
+
+def fused_step(model: Any) -> FusedStep | None:
+    """Return a model's step on kernels; None when the model is not one for them.
 
     Waits for the device.
     """
@@ -61,8 +86,7 @@ def fused_step(model: Any) -> Step | None:
     if parts is None or parts.head.weight.dtype not in kernels.DTYPES:
         return None
     compile_function: Any = mx.compile  # has no annotations
-    step: Step = compile_function(partial(decode, parts, kernels))
-    return step
+    return FusedStep(parts, compile_function(partial(decode, parts, kernels)))
 
 
 def _angles(rates: mx.array, starts: mx.array, width: int) -> tuple[mx.array, mx.array]:

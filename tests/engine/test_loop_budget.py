@@ -69,7 +69,7 @@ def test_rows_that_queue_for_room_get_the_tokens_they_get_alone() -> None:
 
 
 def test_the_cache_shrinks_after_a_long_row_when_others_need_the_room() -> None:
-    engine = engine_of(2048, max_rows=8)
+    engine = engine_of(2048, max_rows=8, prefill_chunk=512)
     engine.generate([Request(prompt_ids=(65,) * 1900, max_tokens=4, ignore_eos=True)])
     long = engine.stats().kv_bytes
     short = [Request(prompt_ids=(65,) * 9, max_tokens=40, ignore_eos=True) for _ in range(8)]

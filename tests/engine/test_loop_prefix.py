@@ -26,14 +26,16 @@ from engine.testing import ScriptedDrafter, tiny_model, write_adapter
 from tests.engine.cache.families import family
 
 PLENTY = 1 << 30
+COLUMNS = EngineConfig(prefill_chunk=512, interleaved_prefill=512)
+"""Which prompts are computed side by side, and so cannot reuse one another, hinges on these."""
 LANES = {
-    "serial": EngineConfig(),
-    "serial, tiny chunks": EngineConfig(prefill_chunk=50),
-    "batch": EngineConfig(max_rows=4),
-    "serial+spec": EngineConfig(num_draft_tokens=3),
-    "batch+spec": EngineConfig(max_rows=4, num_draft_tokens=3, spec_batching="batched"),
-    "batch+spec two_model": EngineConfig(
-        max_rows=4, num_draft_tokens=3, spec_batching="batched", drafter="two_model"
+    "serial": COLUMNS,
+    "serial, tiny chunks": replace(COLUMNS, prefill_chunk=50),
+    "batch": replace(COLUMNS, max_rows=4),
+    "serial+spec": replace(COLUMNS, num_draft_tokens=3),
+    "batch+spec": replace(COLUMNS, max_rows=4, num_draft_tokens=3, spec_batching="batched"),
+    "batch+spec two_model": replace(
+        COLUMNS, max_rows=4, num_draft_tokens=3, spec_batching="batched", drafter="two_model"
     ),
 }
 CHOICE = Constraint(kind=ConstraintKind.REGEX, value="[a-c]{3,60}x?")

@@ -17,6 +17,7 @@ from engine.loop import Engine
 from engine.oracle import Oracle
 from engine.plan import StepKind
 from engine.request import FinishReason, Request, SamplingParams
+from engine.shapes import prefill_width
 from engine.testing import tiny_model
 
 LANES = {
@@ -137,6 +138,29 @@ def test_a_joining_row_gets_its_first_token_within_two_steps_and_its_own_prompt(
             break
     assert kinds.count(StepKind.PREFILL) == 1
     assert kinds.count(StepKind.DECODE) <= 2
+
+
+@pytest.mark.parametrize("num_live", [0, 1])
+def test_prompts_that_arrive_together_are_computed_in_one_step(num_live: int) -> None:
+    columns = 32 * prefill_width(40)
+    engine = engine_of(EngineConfig(max_rows=33, prefill_chunk=64, interleaved_prefill=columns))
+    for _ in range(num_live):
+        engine.submit(request(8, 100))
+        for _ in range(3):
+            engine.step()
+    rows = [request(40, 3, seed=index) for index in range(32)]
+    ids = [engine.submit(row) for row in rows]
+    firsts: set[str] = set()
+    while not firsts:
+        firsts = {event.request_id for event in engine.step()} & set(ids)
+    assert firsts == set(ids)
+    assert engine.last_step is not None
+    assert engine.last_step.positions == columns
+    while engine.stats().finished < len(ids):
+        engine.step()
+    assert [list(engine.completion(name).token_ids) for name in ids] == [
+        Oracle(tiny_model()).generate(row) for row in rows
+    ]
 
 
 def test_live_rows_get_a_token_between_any_two_chunks_of_a_long_prompt() -> None:

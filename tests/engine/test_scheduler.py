@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +13,7 @@ from engine.request import FinishReason, Request
 from engine.routing import Lane, route
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
-from engine.shapes import ROW_BUCKETS, prefill_width
+from engine.shapes import ROW_BUCKETS, prefill_width, whole_bucket
 from engine.text import TextStream
 
 configs = st.builds(
@@ -41,20 +42,20 @@ def sequence(config: EngineConfig, length: int, max_tokens: int, drafts: int | N
     return Sequence(request, route(config, request), 0, TextStream(lambda _: b"", ()))
 
 
-def check_plan(config: EngineConfig, plan: StepPlan, most: Rectangle) -> None:
-    """What holds for every plan by itself."""
+def check_plan(config: EngineConfig, plan: StepPlan, held: Rectangle) -> None:
+    """What holds for every plan by itself, `held` being the cache."""
     assert plan.num_rows in ROW_BUCKETS
     assert len(plan.slots) <= min(config.max_rows, plan.num_rows)
     indices = [slot.index for slot in plan.slots]
     assert indices == sorted(set(indices))
     assert plan.first <= indices[0]
     assert indices[-1] < plan.first + plan.num_rows
-    assert plan.first + plan.num_rows <= most.num_slots
+    assert plan.first + plan.num_rows <= held.num_slots
     assert {slot.sequence.route.lane for slot in plan.slots} == {Lane.BATCH} or len(indices) == 1
     width = max(slot.num_known + slot.draft_budget for slot in plan.slots)
     if plan.kind is StepKind.PREFILL:
         width = prefill_width(width)
-    assert max(plan.starts) + width <= most.capacity, "a step stays in its cache"
+    assert max(plan.starts) + width <= held.capacity, "a step stays in its cache"
     for slot in plan.slots:
         row = slot.sequence
         assert slot.start == row.num_cached == plan.starts[plan.row(slot)]
@@ -68,11 +69,13 @@ def check_plan(config: EngineConfig, plan: StepPlan, most: Rectangle) -> None:
 
 
 class Bench:
-    """Plays the engine: serves plans by extending rows, and keeps what sits in every slot."""
+    """Plays the engine: serves plans by extending rows, keeps what sits in every slot, and gives
+    the cache the size it is asked for."""
 
     def __init__(self, config: EngineConfig, limit: int | None = None) -> None:
         self.config = config
         self.scheduler = scheduler_of(config, limit)
+        self.held = Rectangle()
         self.slots: dict[int, Sequence] = {}
         self.served: list[Sequence] = []
 
@@ -84,12 +87,13 @@ class Bench:
             if source in self.slots:  # a row that joined and was never served is not there yet
                 self.slots[destination] = self.slots.pop(source)
         self.served += admission.joined
+        self.held = self.scheduler.room(self.held)
         for source, destination in self.scheduler.share_prompts():
             assert self.slots[source].is_prefilling is False
             assert destination not in self.slots
         plan = self.scheduler.plan()
         if plan is not None:
-            check_plan(self.config, plan, self.scheduler.most)
+            check_plan(self.config, plan, self.held)
             for slot in plan.slots:
                 assert self.slots.setdefault(slot.index, slot.sequence) is slot.sequence
         return plan
@@ -156,8 +160,10 @@ def test_prompts_and_live_rows_take_turns_while_both_have_work(
         if plan.kind is StepKind.PREFILL:
             assert not (live and before is not None and before.kind is StepKind.PREFILL)
             columns = plan.num_rows * prefill_width(max(len(s.tokens) for s in plan.slots))
+            between, per_row = config.interleaved_prefill, config.prefill_chunk
             if live:
-                assert columns <= prefill_width(config.interleaved_prefill)
+                assert columns <= prefill_width(between)
+            assert columns <= max(prefill_width(per_row), between)
         elif before is not None and before.kind is StepKind.DECODE:
             assert len(live) == len(bench.scheduler.active), "a prompt waited two steps"
         bench.serve(plan)
@@ -185,6 +191,36 @@ def test_prompts_that_wait_together_share_a_step() -> None:
     plan = bench.plan()
     assert plan is not None
     assert [len(slot.tokens) for slot in plan.slots] == [60, 50, 40, 64]
+
+
+@pytest.mark.parametrize("per_row", [48, 512])
+@pytest.mark.parametrize("num_live", [0, 1])
+def test_prompts_that_arrive_together_enter_in_one_chunk_where_its_columns_allow(
+    num_live: int, per_row: int
+) -> None:
+    columns = 32 * prefill_width(40)
+    for allowed, rows_in in ((columns, 32), (columns - 1, whole_bucket(31))):
+        bench = Bench(EngineConfig(max_rows=33, prefill_chunk=per_row, interleaved_prefill=allowed))
+        for _ in range(num_live):
+            bench.scheduler.add(sequence(bench.config, 9, 400, None))
+            bench.finish_prompts()
+            bench.plan_and_serve()
+        for _ in range(32):
+            bench.scheduler.add(sequence(bench.config, 40, 4, None))
+        plan = bench.plan_and_serve()
+        assert plan.kind is StepKind.PREFILL
+        assert len(plan.slots) == rows_in
+        assert all(slot.samples for slot in plan.slots)
+
+
+def test_a_prompt_that_is_nearly_done_takes_no_neighbour_beyond_the_cache() -> None:
+    bench = Bench(EngineConfig(max_rows=2, prefill_chunk=512, interleaved_prefill=2048))
+    long = sequence(bench.config, 524, 2000, None)
+    bench.scheduler.add(long)
+    bench.plan_and_serve()
+    late = sequence(bench.config, 512, 2000, None)
+    bench.scheduler.add(late)
+    assert [slot.sequence for slot in bench.plan_and_serve().slots] == [long]
 
 
 def test_a_twin_takes_the_prompt_of_the_row_before_it() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.backend import PREFILL_COLUMNS
 from engine.shapes import (
     ROW_BUCKETS,
     STEP_WIDTHS,
@@ -34,7 +36,15 @@ def test_a_prompt_chunk_is_padded_by_less_than_an_eighth_or_one_block(number: in
     assert prefill_width(width) == width
 
 
-def test_the_declared_prompt_widths_are_few() -> None:
-    widths = {prefill_width(number) for number in range(1, 513)}
+@pytest.mark.parametrize(("chunk", "num_widths"), [(512, 20), (2048, 28)])
+def test_the_declared_prompt_widths_are_few(chunk: int, num_widths: int) -> None:
+    widths = {prefill_width(number) for number in range(1, chunk + 1)}
     assert set(STEP_WIDTHS) <= widths
-    assert len(widths) == 20
+    assert len(widths) == num_widths
+
+
+@pytest.mark.parametrize("device", PREFILL_COLUMNS)
+def test_the_columns_of_every_device_are_a_declared_width(device: str) -> None:
+    columns = PREFILL_COLUMNS[device]
+    assert prefill_width(columns.chunk) == columns.chunk
+    assert prefill_width(columns.interleaved) == columns.interleaved

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.backend import prefill_columns
+from engine.config import EngineConfig
 from engine.errors import FmError, SettingError, UnknownNameError
 from harness.cell import (
     CORE_CELLS,
@@ -20,6 +22,7 @@ from harness.cell import (
     read_cell,
 )
 from harness.cell_name import parse_cell_name
+from harness.planned import cell_row
 
 CELLS = Path(__file__).parents[2] / "cells"
 
@@ -157,6 +160,15 @@ def test_a_cell_without_a_preset_lists_those_that_exist(
 ) -> None:
     with pytest.raises(UnknownNameError, match=r"serial@nonesuch.*known: batch4"):
         catalogue.get("serial@nonesuch")
+
+
+def test_what_is_stored_of_a_cell_has_the_numbers_that_nobody_set(
+    catalogue: CellCatalogue,
+) -> None:
+    settings, columns = cell_row(catalogue.get("batch4")).settings, prefill_columns()
+    assert settings["prefill_chunk"] == columns.chunk
+    assert settings["interleaved_prefill"] == columns.interleaved
+    assert EngineConfig.from_mapping(settings) == catalogue.get("batch4").config
 
 
 def test_a_list_of_names_holds_each_cell_once(catalogue: CellCatalogue) -> None:

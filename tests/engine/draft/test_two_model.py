@@ -17,6 +17,7 @@ from engine.loop import Engine
 from engine.models.load import LoadedModel
 from engine.models.tokenizer import Tokenizer
 from engine.request import Request
+from engine.sequence import Sequence
 from engine.testing import tiny_model
 
 
@@ -86,6 +87,25 @@ def test_every_drafter_row_holds_its_sequences_prefix_after_each_step() -> None:
             assert row.num_cached < len(row.sequence.ids)
     assert len(drafter._table) == 0
     assert not drafter._by_sequence
+
+
+class Pause:
+    """Draft budgets of a row that pays at its beginning and its end."""
+
+    def budget(self, sequence: Sequence, rows: int, pending: int = 0) -> int:
+        is_between = 3 < sequence.num_emitted < 480
+        return 0 if is_between else max(0, min(2, sequence.remaining - 1 - pending))
+
+
+def test_a_drafter_catches_up_within_the_cache_its_row_was_given() -> None:
+    target = tiny_model()
+    row = Request(prompt_ids=tuple(range(40, 50)), max_tokens=486, ignore_eos=True)
+    settings = config(2)
+    engine = Engine(target, settings, build_drafter(settings, other_model(6)))
+    engine._scheduler._draft_budgets = Pause()
+    assert engine._scheduler.row_tokens(engine._sequence(row)) == 512
+    expected = Engine(target, EngineConfig()).generate([row])[0].token_ids
+    assert engine.generate([row])[0].token_ids == expected
 
 
 def test_a_drafter_of_another_vocabulary_is_refused_with_both_sizes() -> None:
