@@ -150,6 +150,6 @@ def _refuse_what_cannot_run(name: CellName, text: str) -> None:
     if (name.variant == "blas") and not name.is_peer:
         raise SettingError(f"cell {text!r}: '@blas' is for {PEER} cells; ours always load it")
     if name.variant == REJECTION and (not name.has("spec") or name.is_peer):
-        raise SettingError(f"cell {text!r}: '@{REJECTION}' is a rule for drafts; it needs spec")
+        raise SettingError(f"cell {text!r}: '@{REJECTION}' is for cells of ours with spec")
     if name.variant == "aa" and not name.is_bare:
         raise SettingError(f"cell {text!r}: '@aa' repeats a bare lane; drop the features")
