@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.oracle import LawfulDraw
 from harness.store.rows import LawRow, RequestRow
@@ -101,7 +102,7 @@ def law_row(row: RequestRow, draws: Iterable[LawfulDraw]) -> LawRow:
         if not draw.is_possible:
             impossible_at = count
         else:
-            ratios += [_log_ratio(draw, exponent) for exponent in EXPONENTS]
+            ratios += _log_ratios(draw)
         count += 1
     return LawRow(
         trial_id=row.trial_id,
@@ -131,11 +132,16 @@ def judge_law(rows: Sequence[tuple[str, LawRow]]) -> LawVerdict:
     )
 
 
-def _log_ratio(draw: LawfulDraw, exponent: float) -> float:
-    """Return log a(token) - log p(token) for the rival p^exponent, normalised."""
-    possible = draw.log_probs[np.isfinite(draw.log_probs)] * exponent
-    own = float(draw.log_probs[draw.outcome])
-    return float((exponent - 1) * own - np.logaddexp.reduce(possible))
+def _log_ratios(draw: LawfulDraw) -> NDArray[np.float64]:
+    """Return log a(token) - log p(token) for each rival p^k, normalised, [rivals]."""
+    exponents = np.array(EXPONENTS)
+    possible = draw.log_probs[np.isfinite(draw.log_probs)]
+    peak = possible.max()
+    sums = np.exp(exponents[:, None] * (possible - peak)).sum(axis=1)
+    ratios: NDArray[np.float64] = (
+        (exponents - 1) * draw.log_probs[draw.outcome] - exponents * peak - np.log(sums)
+    )
+    return ratios
 
 
 def _mixed(evidence: Sequence[Mapping[str, float]]) -> float:
