@@ -117,7 +117,7 @@ def law(index: RunIndex, place: Place) -> Iterator[GateRow]:
     wanted = [portion.row for portion in portions(row for row in due if row.status == "ok")]
     rows = [(row.prompt_id, found) for row in wanted if (found := index.law(row)) is not None]
     verdict = judge_law(rows)
-    notes = [*verdict.problems, verdict.line]
+    notes = [verdict.line, *verdict.problems]
     unjudged = len(wanted) - len(rows)
     notes += [f"{unjudged} replies were not judged"] if unjudged else []
     status = _status(bool(verdict.problems), verdict.draws)
