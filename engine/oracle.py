@@ -3,7 +3,8 @@
 It shares with the engine only the model's forward, the grammar's matcher and the definition of the
 random noise; caches are mlx-lm's own, and sampling is written again in numpy. `follow` judges a
 recorded row by teacher forcing: what would the oracle have chosen after each of its prefixes, and
-how close was the call.
+how close was the call. `draws` says by the same means which law each token of a sampled row is due
+to, whatever noise drew it.
 """
 
 from __future__ import annotations
@@ -65,6 +66,26 @@ class Divergence:
     def is_near_tie(self) -> bool:
         """True when rounding alone may explain it."""
         return self.gap < NEAR_TIE
+
+
+@dataclass(frozen=True, slots=True)
+class LawfulDraw:
+    """What a sampled row drew at one position, and the law it is due to.
+
+    Args:
+        outcome: index of what was drawn.
+        log_probs: log-probabilities of all outcomes after penalties, mask, temperature and
+            truncation, [vocab] float64; -inf where impossible. All end tokens are one outcome,
+            at the smallest of their ids: which of them ended a row is not told.
+    """
+
+    outcome: int
+    log_probs: NDArray[np.float64]
+
+    @property
+    def is_possible(self) -> bool:
+        """True when the law allows what was drawn."""
+        return bool(np.isfinite(self.log_probs[self.outcome]))
 
 
 class Oracle:
@@ -135,6 +156,29 @@ class Oracle:
                 state.advance([token])
         return found
 
+    def draws(self, request: Request, emitted: Sequence[int], ended: bool) -> Iterator[LawfulDraw]:
+        """Yield every draw of a sampled row in its order, up to the first impossible one.
+
+        Args:
+            emitted, ended: as for `follow`; the end token is a draw, an end by the grammar is none.
+        """
+        assert request.sampling.temperature > 0, "a greedy row draws nothing"
+        state = self._state(request)
+        ends: list[int] = [] if request.ignore_eos else sorted(self._model.eos_ids)
+        for position, logits in enumerate(self._forced_logits(request, emitted)):
+            is_over = position == len(emitted) and not ended
+            if is_over or (state is not None and state.is_finished):
+                return
+            scores = self._masked(logits, request, emitted[:position], state)
+            log_probs = _one_end(_log_softmax(_tempered(scores, request.sampling)), ends)
+            token = ends[0] if position == len(emitted) else emitted[position]
+            draw = LawfulDraw(token, log_probs)
+            yield draw
+            if not draw.is_possible or position == len(emitted):
+                return
+            if state is not None:
+                state.advance([token])
+
     def _forced_logits(self, request: Request, emitted: Sequence[int]) -> Iterator[Scores]:
         """Yield the logits after the prompt and after each emitted token, from one forward."""
         ids = [*request.prompt_ids, *emitted]
@@ -145,9 +189,10 @@ class Oracle:
         constraint = request.constraint
         return None if constraint is None else self._grammars.compile(constraint).start()
 
-    def _choose(
+    def _masked(
         self, logits: Scores, request: Request, emitted: Sequence[int], state: GrammarState | None
-    ) -> tuple[Choice, Scores]:
+    ) -> Scores:
+        """Return the scores after penalties, bias and mask."""
         scores = _penalised(logits, request, emitted)
         if state is not None:
             bits = np.full((1, words(len(scores))), -1, dtype=np.int32)
@@ -157,6 +202,12 @@ class Oracle:
             scores = np.where(legal.astype(bool), scores, -np.inf).astype(np.float32)
         if len(emitted) < request.sampling.min_tokens and not request.ignore_eos:
             scores = _without(scores, self._model.eos_ids)
+        return scores
+
+    def _choose(
+        self, logits: Scores, request: Request, emitted: Sequence[int], state: GrammarState | None
+    ) -> tuple[Choice, Scores]:
+        scores = self._masked(logits, request, emitted, state)
         final = _final(scores, request.sampling, request.sampling.seed or 0, len(emitted))
         token = int(np.argmax(final))
         rest = np.delete(final, token).max()
@@ -195,6 +246,13 @@ def _final(scores: Scores, params: SamplingParams, seed: int, position: int) -> 
     """Return temperature, truncation and noise applied: the token is its argmax."""
     if params.temperature == 0:
         return scores
+    key = mx.array(np.array(draw_key(seed, position), dtype=np.uint32))
+    noise: Scores = np.array(mx.random.gumbel(scores.shape, key=key))
+    return _tempered(scores, params) + noise
+
+
+def _tempered(scores: Scores, params: SamplingParams) -> Scores:
+    """Return temperature and truncation applied."""
     scaled = scores / np.float32(params.divisor)
     order = np.argsort(-scaled, kind="stable")
     kept = order[: params.top_k or None]
@@ -205,6 +263,20 @@ def _final(scores: Scores, params: SamplingParams, seed: int, position: int) -> 
     count = min(count, max(1, int(np.sum(probs >= params.min_p * probs[0]))))
     truncated = np.full_like(scaled, -np.inf)
     truncated[kept[:count]] = scaled[kept[:count]]
-    key = mx.array(np.array(draw_key(seed, position), dtype=np.uint32))
-    noise: Scores = np.array(mx.random.gumbel(scores.shape, key=key))
-    return truncated + noise
+    return truncated
+
+
+def _log_softmax(scores: Scores) -> NDArray[np.float64]:
+    wide = scores.astype(np.float64)
+    peak = wide.max()
+    normalised: NDArray[np.float64] = wide - (peak + np.log(np.exp(wide - peak).sum()))
+    return normalised
+
+
+def _one_end(log_probs: NDArray[np.float64], ends: Sequence[int]) -> NDArray[np.float64]:
+    """Return a law in which the first end token stands for all of them."""
+    joined = log_probs.copy()
+    if ends:
+        joined[list(ends)] = -np.inf
+        joined[ends[0]] = np.logaddexp.reduce(log_probs[list(ends)])
+    return joined

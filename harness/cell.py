@@ -1,7 +1,8 @@
 """Cells: lane presets read from cells/*.toml, and the names derived from them.
 
 A file holds the preset of one name. `batchN` with another N takes the settings of the file for the
-same features, and `@aa` repeats a bare lane, so that any legal name has a cell without a file.
+same features, `@aa` repeats a bare lane, and `@rejection` is the cell without it under the other
+acceptance, so that any legal name has a cell without a file.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.errors import FmError, SettingError, UnknownNameError
-from harness.cell_name import CellName, parse_cell_name
+from harness.cell_name import REJECTION, CellName, parse_cell_name
 
 CORE_CELLS = (
     "serial",
@@ -97,6 +98,10 @@ class CellCatalogue:
         if key.variant == "aa":
             bare = self.find(key.bare_lane())
             return _derived(bare, key, CellKind.AA)
+        if key.variant == REJECTION:
+            matching = self.find(replace(key, variant=""))
+            config = replace(matching.config, acceptance=REJECTION)
+            return replace(matching, key=key, config=config)
         for cell in self.cells.values():
             if key.rows is not None and _same_but_rows(cell.key, key):
                 return _derived(cell, key, cell.kind)
@@ -174,6 +179,14 @@ def _config_from(key: CellName, settings: Mapping[str, Any]) -> EngineConfig:
             f"num_draft_tokens is {config.num_draft_tokens}; a cell "
             f"{'with' if key.has('spec') else 'without'} spec needs "
             f"{'at least 1' if key.has('spec') else '0'}"
+        )
+    if config.acceptance == REJECTION and not key.has("spec"):
+        raise SettingError(
+            f"acceptance is {REJECTION!r}; a cell without spec has no drafts: drop it"
+        )
+    if config.acceptance != REJECTION and key.variant == REJECTION:
+        raise SettingError(
+            f"acceptance is {config.acceptance!r}; '@{REJECTION}' needs {REJECTION!r}"
         )
     return config
 

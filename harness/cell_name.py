@@ -15,6 +15,9 @@ from engine.errors import SettingError, UnknownNameError
 PEER = "mlx-lm"
 """The word that makes a cell a peer cell: mlx-lm itself, run in a child process."""
 
+REJECTION = "rejection"
+"""The variant that accepts drafts by rejection sampling: the law of plain decoding, not its ids."""
+
 MAX_BATCH_ROWS = 128
 
 FEATURES: dict[str, str] = {
@@ -146,5 +149,7 @@ def _refuse_what_cannot_run(name: CellName, text: str) -> None:
         raise SettingError(f"cell {text!r}: '@routed' needs batchN and spec")
     if (name.variant == "blas") and not name.is_peer:
         raise SettingError(f"cell {text!r}: '@blas' is for {PEER} cells; ours always load it")
+    if name.variant == REJECTION and (not name.has("spec") or name.is_peer):
+        raise SettingError(f"cell {text!r}: '@{REJECTION}' is for cells of ours with spec")
     if name.variant == "aa" and not name.is_bare:
         raise SettingError(f"cell {text!r}: '@aa' repeats a bare lane; drop the features")

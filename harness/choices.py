@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from engine.config import check_settings, setting
 from engine.errors import SettingError, UnknownNameError
 from harness.cell import CORE_CELLS
+from harness.sampling import Sampling
 
 DEFAULT_MODELS = ("smollm2-135m",)
 DEFAULT_WORKLOADS = ("short-chat", "json-extract", "long-form")
@@ -44,7 +45,10 @@ class Choices:
     blocks: int | None = setting(None, "passes over all cells", low=1, high=1000)
     prompts: int | None = setting(None, "prompts a trial", low=1, high=100_000)
     max_tokens: int | None = setting(None, "token cap of free-running cells", low=1, high=1_000_000)
-    seed: int = setting(0, "of the prompt choice and the shuffles", low=0, high=2**63 - 1)
+    temperature: float = setting(0.0, "of every request; 0 takes likeliest tokens", low=0, high=100)
+    seed: int = setting(
+        0, "of the prompt choice, the shuffles and the draws", low=0, high=2**63 - 1
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -53,6 +57,10 @@ class Choices:
         for what, names in (("model", self.models), ("workload", self.workloads)):
             if not names:
                 raise SettingError(f"no {what} is named; give at least one")
+
+    def sampling(self) -> Sampling:
+        """Return how every request is sampled."""
+        return Sampling(self.temperature, self.seed)
 
     def amounts(self) -> Preset:
         """Return the preset with the overrides applied."""

@@ -46,7 +46,7 @@ LISTS = {
 }
 
 
-NUMBERS = ("blocks", "prompts", "max_tokens", "seed")
+NUMBERS = {"blocks": int, "prompts": int, "max_tokens": int, "temperature": float, "seed": int}
 
 CHOSEN = "fm.chosen"
 """Key of the choices in a click context: flag name -> value."""
@@ -73,7 +73,7 @@ def matrix_options(command: Command) -> Command:
         default: Any = known[name].default
         flag = click.option(
             f"--{name.replace('_', '-')}",
-            type=int if name in NUMBERS else str,
+            type=NUMBERS.get(name, str),
             default=",".join(default) if name in LISTS else default,
             help=text,
             callback=_keep,

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from harness.grade import Grade, Outcome, judge_conformance
+from harness.law import judge_law, portions
+from harness.sampling import promises_ids
 from harness.store.index import Place, RunIndex
 from harness.store.loaded import RunData
 from harness.store.rows import DivergenceRow, GateRow, GateStatus, RequestRow
@@ -87,7 +89,10 @@ def grade_of(request: RequestRow) -> Grade | None:
 def identity(index: RunIndex, place: Place) -> Iterator[GateRow]:
     """Judge that every reply has the token ids of the reference cell's reply in the same block."""
     reference = index.cell(place).reference
-    if reference is None:
+    replies = list(index.measured(index.trials(place)))
+    acceptance = index.cell(place).acceptance
+    is_law = replies and not any(promises_ids(acceptance, reply) for reply in replies)
+    if reference is None or is_law:
         return
     verdict = sum_up(_compared(index, place, reference))
     notes = list(verdict.problems)
@@ -98,6 +103,28 @@ def identity(index: RunIndex, place: Place) -> Iterator[GateRow]:
     share = verdict.matching / verdict.replies if verdict.replies else None
     status = _status(bool(verdict.problems), verdict.replies)
     yield _row(index, place, "identity", status, share, verdict.replies, notes)
+
+
+def law(index: RunIndex, place: Place) -> Iterator[GateRow]:
+    """Judge that replies which promise a law instead of token ids come from that law."""
+    due = [
+        reply
+        for reply in index.measured(index.trials(place))
+        if not promises_ids(index.cell(place).acceptance, reply)
+    ]
+    if not due:
+        return
+    wanted = [portion.row for portion in portions(row for row in due if row.status == "ok")]
+    rows = [(row.prompt_id, found) for row in wanted if (found := index.law(row)) is not None]
+    verdict = judge_law(rows)
+    notes = [verdict.line, *verdict.problems]
+    unjudged = len(wanted) - len(rows)
+    notes += [f"{unjudged} replies were not judged"] if unjudged else []
+    status = _status(bool(verdict.problems), verdict.draws)
+    if unjudged and status == "pass":
+        status = "incomplete"
+    share = 1 - verdict.impossible / verdict.draws if verdict.draws else None
+    yield _row(index, place, "law", status, share, verdict.draws, notes)
 
 
 def routing(index: RunIndex, place: Place) -> Iterator[GateRow]:
@@ -162,6 +189,7 @@ def completeness(index: RunIndex) -> GateRow:
 GATES: dict[str, Callable[[RunIndex, Place], Iterator[GateRow]]] = {
     "conformance": conformance,
     "identity": identity,
+    "law": law,
     "routing": routing,
     "acceptance": acceptance,
 }
@@ -183,6 +211,8 @@ def _compared(index: RunIndex, place: Place, reference: str) -> Iterator[tuple[s
         for item in index.measured([trial]):
             other = expected.get(item.prompt_id)
             if other is None or not _is_comparable(item, other):
+                continue
+            if not promises_ids(index.cell(place).acceptance, item):
                 continue
             key = (item.prompt_id, item.token_ids or (), other.token_ids or ())
             if not judged.get(key):

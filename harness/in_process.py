@@ -20,22 +20,25 @@ from engine.loop import Engine
 from engine.models.load import LoadedModel, load_model
 from engine.models.registry import pull
 from engine.oracle import NEAR_TIE, Oracle
-from engine.request import Constraint, ConstraintKind, Request
+from engine.request import Constraint, ConstraintKind, Request, SamplingParams
 from harness.cell import Cell, CellKind
 from harness.clock import RssSampler, monotonic
 from harness.drive import Drive, Served, drive
+from harness.law import law_row
 from harness.peer import PeerModel, Peers, PeerWork
 from harness.record import accept_rows, filled_trial, graded, request_row
 from harness.replay import measure_overhead
+from harness.sampling import params_of
 from harness.store.rows import (
     DivergenceRow,
+    LawRow,
     ModelRow,
     Phase,
     RequestRow,
     TrialRecord,
     TrialRow,
 )
-from harness.target import OnTokens, Parting, TrialJob
+from harness.target import OnTokens, Parting, SampledReply, TrialJob
 from harness.workload import Prompt, Workload
 
 WARM_UP_TOKENS = 8
@@ -104,7 +107,9 @@ class InProcess:
         count first.
         """
         oracle = Oracle(self._opened())
-        request = self._request(parting.cell, parting.workload, parting.prompt, parting.max_tokens)
+        request = self._request(
+            parting.cell, parting.workload, parting.prompt, parting.max_tokens, parting.sampling
+        )
         found = oracle.follow(request, parting.reply, parting.reply_ended) or oracle.follow(
             request, parting.expected, parting.expected_ended
         )
@@ -120,6 +125,17 @@ class InProcess:
             )
             for divergence in found
         ]
+
+    def weigh(self, reply: SampledReply) -> LawRow:
+        """Let the oracle say which law each token was due to."""
+        row, ids = reply.row, reply.row.token_ids or ()
+        request = self._request(
+            reply.cell, reply.workload, reply.prompt, reply.max_tokens, params_of(row)
+        )
+        ended = row.finish_reason == "stop" and reply.draws > len(ids)
+        found = law_row(row, Oracle(self._opened()).draws(request, ids[: reply.draws], ended))
+        mx.clear_cache()
+        return found
 
     def close(self) -> None:
         """Drop the model, every engine on it and every child."""
@@ -201,13 +217,30 @@ class InProcess:
         return trial
 
     def _requests(self, job: TrialJob, prompts: Sequence[Prompt], max_tokens: int) -> list[Request]:
-        return [self._request(job.cell, job.workload, prompt, max_tokens) for prompt in prompts]
+        return [
+            self._request(
+                job.cell,
+                job.workload,
+                prompt,
+                max_tokens,
+                job.sampling.params(job.trial.block, prompt.id),
+            )
+            for prompt in prompts
+        ]
 
-    def _request(self, cell: Cell, workload: Workload, prompt: Prompt, max_tokens: int) -> Request:
+    def _request(
+        self,
+        cell: Cell,
+        workload: Workload,
+        prompt: Prompt,
+        max_tokens: int,
+        sampling: SamplingParams,
+    ) -> Request:
         return Request(
             prompt_ids=self._prompt_ids(workload, prompt),
             max_tokens=max_tokens,
             constraint=prompt.constraint if cell.key.has("grammar") else None,
+            sampling=sampling,
         )
 
     def _prompt_ids(self, workload: Workload, prompt: Prompt) -> tuple[int, ...]:
@@ -298,6 +331,7 @@ def _row(job: TrialJob, prompt: Prompt, served: Served, phase: Phase, position: 
         completion,
         served.times,
         speculates=job.cell.key.has("spec"),
+        sampling=job.sampling.params(job.trial.block, prompt.id),
         phase=phase,
     )
     if phase == "warmup":

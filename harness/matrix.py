@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from harness.cell import Cell, CellCatalogue, CellKind
 from harness.cell_name import FEATURES, CellName
 from harness.choices import Choices
+from harness.sampling import Sampling
 from harness.store.rows import content_hash
 from harness.workload import Prompt, Workload
 
@@ -57,6 +58,7 @@ class PlannedTrial:
     block: int
     order: int
     prompts: tuple[Prompt, ...]
+    sampling: Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,7 @@ class Matrix:
             {
                 "amounts": asdict(amounts),
                 "seed": self.choices.seed,
+                "temperature": self.choices.temperature,
                 "pairs": [
                     [
                         pair.model,
@@ -124,6 +127,7 @@ class Matrix:
                 block=block,
                 order=order,
                 prompts=self._prompts(pair, block),
+                sampling=self.choices.sampling(),
             )
             for order, pair in enumerate(shuffled)
         ]
@@ -250,7 +254,7 @@ def _pair(
         baseline=None if baseline is None else str(baseline),
         reference=None if reference is None else str(reference),
         max_tokens=_budget(choices, workload, cell),
-        skip_reason=_skip_reason(model, workload, resolved),
+        skip_reason=_skip_reason(choices, model, workload, resolved),
     )
 
 
@@ -266,7 +270,9 @@ def with_drafter(cell: Cell, model: str, drafter_of: Callable[[str], str | None]
     return replace(cell, config=replace(cell.config, draft_model=draft_model))
 
 
-def _skip_reason(model: str, workload: Workload, cell: Cell) -> str:
+def _skip_reason(choices: Choices, model: str, workload: Workload, cell: Cell) -> str:
+    if cell.key.is_peer and choices.temperature > 0:
+        return "peer cells take likeliest tokens only; they run at --temperature 0"
     if cell.key.has("grammar") and not workload.is_constrained:
         return f"workload {workload.name} has no constraint for a grammar cell"
     if cell.config.drafter == "two_model" and cell.config.draft_model is None:

@@ -1,13 +1,19 @@
-"""Which replies part from the reply they must equal: batch row and serial row, spec and plain."""
+"""Which replies the oracle judges: those that part from their reference, and sampled ones.
+
+Batch row and serial row have to be equal, and spec and plain; a sampled reply under rejection
+acceptance promises its law instead.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from harness.law import portions
 from harness.matrix import Pair
+from harness.sampling import params_of, promises_ids
 from harness.store.rows import RequestRow, TrialRecord
-from harness.target import Parting
+from harness.target import Parting, SampledReply
 
 Replies = Mapping[str, RequestRow]
 """Prompt id -> the reply to it."""
@@ -47,6 +53,31 @@ def find_partings(finished: Sequence[Finished]) -> tuple[Parting, ...]:
     )
 
 
+def find_sampled(finished: Sequence[Finished]) -> tuple[SampledReply, ...]:
+    """Return the replies of one model on one workload whose draws are judged by their law."""
+    by_cell: dict[str, list[Finished]] = {}
+    for trial in sorted(finished, key=lambda item: item.record.trial.block):
+        by_cell.setdefault(trial.pair.cell.name, []).append(trial)
+    return tuple(
+        SampledReply(
+            row=portion.row,
+            cell=pair.cell,
+            workload=pair.workload,
+            prompt=next(item for item in pair.workload.prompts if item.id == portion.row.prompt_id),
+            max_tokens=pair.max_tokens,
+            draws=portion.draws,
+        )
+        for trials in by_cell.values()
+        for pair in [trials[0].pair]
+        for portion in portions(
+            row
+            for trial in trials
+            for row in _comparable(trial.record)
+            if not promises_ids(pair.cell.config.acceptance, row)
+        )
+    )
+
+
 def _partings(trial: Finished, expected: Replies) -> Iterator[Parting]:
     pair = trial.pair
     reference_name = pair.reference or ""
@@ -54,7 +85,7 @@ def _partings(trial: Finished, expected: Replies) -> Iterator[Parting]:
     seen: set[tuple[str, tuple[int, ...]]] = set()
     for row in _comparable(trial.record):
         reference = expected.get(row.prompt_id)
-        if reference is None:
+        if reference is None or not promises_ids(pair.cell.config.acceptance, row):
             continue
         ids, expected_ids = row.token_ids or (), reference.token_ids or ()
         if ids == expected_ids:
@@ -73,6 +104,7 @@ def _partings(trial: Finished, expected: Replies) -> Iterator[Parting]:
             expected=expected_ids,
             reply_ended=row.finish_reason == "stop",
             expected_ended=reference.finish_reason == "stop",
+            sampling=params_of(row),
         )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
 from engine.errors import FmError
-from engine.request import Completion, FinishReason
+from engine.request import Completion, FinishReason, SamplingParams
 from harness.cell import Cell
 from harness.clock import StepTally, TokenTimes, monotonic
 from harness.record import filled_trial, graded, request_row
@@ -250,7 +250,15 @@ def _row(job: TrialJob, position: int, prompt_tokens: int, reply: Mapping[str, A
         last_token_s=times[-1] if times else None,
         ended_s=reply["ended_s"],
     )
-    row = request_row(job.trial, position, prompt, completion, seen, speculates=speculates)
+    row = request_row(
+        job.trial,
+        position,
+        prompt,
+        completion,
+        seen,
+        speculates=speculates,
+        sampling=SamplingParams(),
+    )
     if speculates:
         # It tells which tokens came from the draft, not how many were drafted.
         row = replace(row, drafted=None, accepted=reply["from_draft"], illegal_drafts=None)

@@ -21,7 +21,8 @@ def plan_lines(matrix: Matrix) -> list[str]:
     return [
         (
             f"preset {matrix.choices.preset}: {amounts.blocks} blocks of {amounts.prompts} "
-            f"prompts, cap {cap}, seed {matrix.choices.seed}"
+            f"prompts, cap {cap}, temperature {matrix.choices.temperature:g}, "
+            f"seed {matrix.choices.seed}"
         ),
         f"{len(trials)} trials, {requests} requests",
         "",

@@ -119,6 +119,7 @@ def choices_of(run: RunRow) -> Choices:
         blocks=chosen["blocks"],
         prompts=chosen["prompts"],
         max_tokens=chosen["max_tokens"],
+        temperature=chosen.get("temperature", 0.0),
         seed=chosen["seed"],
     )
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.request import Completion, FinishReason
+from engine.request import Completion, FinishReason, SamplingParams
 from harness.clock import StepTally, TokenTimes
 from harness.grade import grade_reply
+from harness.sampling import stored
 from harness.store.rows import AcceptRow, Phase, RequestRow, RequestStatus, TrialRow
 from harness.workload import Prompt
 
@@ -27,6 +28,7 @@ def request_row(
     times: TokenTimes,
     *,
     speculates: bool,
+    sampling: SamplingParams,
     phase: Phase = "measured",
 ) -> RequestRow:
     """Return the row of one finished request; figures it does not have stay None."""
@@ -49,7 +51,7 @@ def request_row(
         lane_taken=str(completion.lane),
         lane_reason=completion.lane_reason,
         seed=completion.seed,
-        sampling={"temperature": 0.0},
+        sampling=stored(sampling),
         drafted=completion.drafted if speculates else None,
         accepted=completion.accepted if speculates else None,
         target_calls=completion.target_calls if speculates else None,

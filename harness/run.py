@@ -17,7 +17,7 @@ from typing import Literal
 from engine.errors import FmError
 from harness.clock import Clock, monotonic
 from harness.matrix import PlannedTrial
-from harness.partings import Finished, find_partings
+from harness.partings import Finished, find_partings, find_sampled
 from harness.progress import Progress, TimeLeft
 from harness.store import (
     ConditionRow,
@@ -154,6 +154,7 @@ class RunLoop:
             workload=pair.workload,
             prompts=item.trial.prompts,
             max_tokens=pair.max_tokens,
+            sampling=item.trial.sampling,
         )
         try:
             record = self.target.run(job, self.progress.tokens)
@@ -164,12 +165,13 @@ class RunLoop:
         return replace(record, trial=replace(record.trial, finished_at=utc_now()))
 
     def _judge(self, model: str, finished: Sequence[Finished]) -> None:
-        """Store where replies part from their reference, as the oracle sees it.
+        """Store where replies part from their reference or their law, as the oracle sees it.
 
-        A parting that could not be judged stays unexplained, which the identity gate fails.
+        A parting that could not be judged stays unexplained, which the identity gate fails; draws
+        that could not be judged leave the law gate incomplete.
         """
-        partings = find_partings(finished)
-        if partings and self._open(model):
+        partings, sampled = find_partings(finished), find_sampled(finished)
+        if (partings or sampled) and self._open(model):
             return
         for parting in partings:
             try:
@@ -179,6 +181,13 @@ class RunLoop:
                 continue
             if rows:
                 self._save(self.store.record_divergences(rows))
+        for reply in sampled:
+            try:
+                law = self.target.weigh(reply)
+            except Exception as error:  # noqa: BLE001  # the run loop records and goes on
+                self.progress.note(f"{reply.prompt.id} was not judged: {_one_line(error)}")
+                continue
+            self._save(self.store.record_law(law))
 
     def _save(self, outcome: SaveOutcome) -> None:
         if not outcome.saved:

@@ -119,6 +119,7 @@ class Session:
         self.places.check()
         with EvalStore.open_existing(self.places.db) as store:
             run = store.find_run(reference)
+            check_switches(run)
             matrix, models = self._prepared(matrix_of(choices_of(run)))
             data = store.load_run(run.run_id)
             pending_trials(matrix, data, models)
@@ -207,6 +208,23 @@ def new_run(matrix: Matrix) -> RunRow:
     )
 
 
+def check_switches(run: RunRow) -> None:
+    """Raise SettingError when other kill switches are off now than when the run began."""
+    kept = run.environment.get("switches_off")
+    if kept is None:
+        return
+    now = switched_off()
+    gone = [name for name in kept if name not in now]
+    new = [name for name in now if name not in kept]
+    began = [f"with {name}=0" for name in gone] + [f"without {name}=0" for name in new]
+    remedy = [f"set {name}=0" for name in gone] + [f"unset {name}" for name in new]
+    if began:
+        raise SettingError(
+            f"run {run.run_id} began {' and '.join(began)}; {' and '.join(remedy)} to go on with "
+            "it, or start a new run"
+        )
+
+
 def command_of(choices: Choices) -> str:
     """Return the command line that repeats a run, every choice spelled out."""
     parts = [
@@ -217,6 +235,7 @@ def command_of(choices: Choices) -> str:
         "--blocks": choices.blocks,
         "--prompts": choices.prompts,
         "--max-tokens": choices.max_tokens,
+        "--temperature": choices.temperature or None,
     }
     parts += [f"{flag} {value}" for flag, value in overrides.items() if value is not None]
     return " ".join([*parts, f"--seed {choices.seed}"])

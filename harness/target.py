@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from engine.request import SamplingParams
 from harness.cell import Cell
-from harness.store.rows import DivergenceRow, ModelRow, TrialRecord, TrialRow
+from harness.sampling import Sampling
+from harness.store.rows import (
+    DivergenceRow,
+    LawRow,
+    ModelRow,
+    RequestRow,
+    TrialRecord,
+    TrialRow,
+)
 from harness.workload import Prompt, Workload
 
 OnTokens = Callable[[int], None]
@@ -29,6 +38,23 @@ class TrialJob:
     workload: Workload
     prompts: tuple[Prompt, ...]
     max_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledReply:
+    """A reply whose draws are judged by the law they are due to.
+
+    Args:
+        draws: how many of them, from the first one on.
+    """
+
+    row: RequestRow
+    cell: Cell
+    workload: Workload
+    prompt: Prompt
+    max_tokens: int
+    draws: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +78,7 @@ class Parting:
     expected: tuple[int, ...]
     reply_ended: bool
     expected_ended: bool
+    sampling: SamplingParams = field(default_factory=SamplingParams)
 
 
 class Target(Protocol):
@@ -76,6 +103,10 @@ class Target(Protocol):
 
     def judge(self, parting: Parting) -> Sequence[DivergenceRow]:
         """Say where a reply departs from the oracle, and how close the call was there."""
+        ...
+
+    def weigh(self, reply: SampledReply) -> LawRow:
+        """Say what a reply's draws tell of the law they are due to, as the oracle sees it."""
         ...
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ PLACE = (("model", False), ("workload", False), ("cell", False))
 
 
 def gate_section(report: RunReport) -> str:
-    """Return the gates summed up, what did not pass, and every near-tie."""
+    """Return the gates summed up, what did not pass or has more to say, and every near-tie."""
     summary = table(
         (("gate", False), ("status", False), ("observed", True), ("n", True)),
         [
@@ -28,7 +28,7 @@ def gate_section(report: RunReport) -> str:
     open_rows = [
         (gate.model, gate.workload, gate.cell, gate.name, gate.status, str(gate.n), gate.detail)
         for gate in report.gates
-        if gate.status != "pass"
+        if gate.status != "pass" or gate.detail
     ]
     parts = ["## Gates", summary if report.summaries else NONE_LINE]
     if open_rows:

@@ -45,8 +45,10 @@ def cell_refusals(place: Place, blocks: Sequence[BlockRow], gates: Sequence[Gate
         reasons.append(f"{place.cell}: {estimated} token counts are estimates")
     if cached:
         reasons.append(f"{place.cell}: {cached} prompt tokens came from a cache")
-    if any(_is_identity_failure(gate, place) for gate in gates):
+    if any(_fails(gate, "identity", place) for gate in gates):
         reasons.append(f"{place.cell}: token ids differ from its reference")
+    if any(_fails(gate, "law", place) for gate in gates):
+        reasons.append(f"{place.cell}: tokens do not come from the target's law")
     return reasons
 
 
@@ -85,6 +87,6 @@ def typical_drift(group: Group) -> float | None:
     return percentile([cell.drift for cell in group.cells if cell.drift is not None], 50)
 
 
-def _is_identity_failure(gate: GateRow, place: Place) -> bool:
+def _fails(gate: GateRow, name: str, place: Place) -> bool:
     at = (gate.model, gate.workload, gate.cell) == (place.model, place.workload, place.cell)
-    return at and gate.name == "identity" and gate.status == "fail"
+    return at and gate.name == name and gate.status == "fail"

@@ -10,6 +10,7 @@ from harness.store.loaded import RunData
 from harness.store.rows import (
     CellRow,
     DivergenceRow,
+    LawRow,
     ModelRow,
     RequestRow,
     TrialRow,
@@ -44,6 +45,7 @@ class RunIndex:
     _trials: dict[Place, list[TrialRow]] = field(init=False)
     _requests: dict[str, list[RequestRow]] = field(init=False)
     _divergences: dict[tuple[str, str, str], list[DivergenceRow]] = field(init=False)
+    _laws: dict[tuple[str, int], LawRow] = field(init=False)
 
     def __post_init__(self) -> None:
         data = self.data
@@ -62,6 +64,8 @@ class RunIndex:
         self._divergences = defaultdict(list)
         for row in data.divergences:
             self._divergences[row.trial_id, row.prompt_id, row.reference].append(row)
+
+        self._laws = {(row.trial_id, row.position): row for row in data.laws}
 
     def place_of(self, trial: TrialRow) -> Place:
         """Return the names a trial's hashes stand for."""
@@ -100,6 +104,10 @@ class RunIndex:
         """Return what the oracle said of a reply that parts from the reference cell's."""
         key = (request.trial_id, request.prompt_id, reference)
         return tuple(self._divergences.get(key, []))
+
+    def law(self, request: RequestRow) -> LawRow | None:
+        """Return what the oracle said of a sampled reply's draws, None where it was not asked."""
+        return self._laws.get((request.trial_id, request.position))
 
     def _print_order(self, place: Place) -> tuple[str, str, bool, int, tuple[int, ...], str]:
         cell = self.cells[place.cell]

@@ -10,6 +10,7 @@ from harness.store.rows import (
     ConditionRow,
     DivergenceRow,
     GateRow,
+    LawRow,
     ModelRow,
     RequestRow,
     RunRow,
@@ -123,6 +124,7 @@ class RunData:
     requests: tuple[RequestRow, ...]
     accepts: tuple[AcceptRow, ...]
     divergences: tuple[DivergenceRow, ...]
+    laws: tuple[LawRow, ...]
     conditions: tuple[ConditionRow, ...]
     gates: tuple[GateRow, ...]
     figures: tuple[FigureRow, ...]

@@ -217,6 +217,18 @@ CREATE TABLE promotions (
 """
 
 
+_LAWS = """
+CREATE TABLE laws (
+    trial_id TEXT NOT NULL REFERENCES trials (trial_id) ON DELETE CASCADE,
+    position INTEGER NOT NULL CHECK (position >= 0),
+    draws INTEGER NOT NULL CHECK (draws >= 0),
+    impossible_at INTEGER,
+    evidence TEXT NOT NULL,
+    PRIMARY KEY (trial_id, position)
+) STRICT;
+"""
+
+
 def _run_each(db: Database, script: str) -> None:
     """Run a script inside the open transaction, which executescript would end."""
     for statement in script.split(";\n"):
@@ -234,3 +246,9 @@ def m001_first_tables(db: Database) -> None:
 def m002_first_views(db: Database) -> None:
     """Create the views that reports and people read."""
     _run_each(db, FIRST_VIEWS)
+
+
+@migrations()
+def m003_laws(db: Database) -> None:
+    """Create the table of what the draws of sampled replies say."""
+    _run_each(db, _LAWS)

@@ -13,6 +13,7 @@ from harness.store.rows import (
     ConditionRow,
     DivergenceRow,
     GateRow,
+    LawRow,
     ModelRow,
     RequestRow,
     RunRow,
@@ -71,6 +72,7 @@ def run_data(raw: sqlite3.Connection, run_id: str) -> RunData | None:
         divergences=_of_trials(
             raw, DivergenceRow, "divergences", "prompt_id, reference, position", run_id
         ),
+        laws=_of_trials(raw, LawRow, "laws", "position", run_id),
         conditions=_of_run(raw, ConditionRow, "conditions", "sampled_at, phase", run_id),
         gates=_of_run(raw, GateRow, "gates", f"name, {_NAMES}", run_id),
         figures=_of_run(raw, FigureRow, "v_figure", f"{_NAMES}, figure", run_id),

@@ -158,6 +158,11 @@ class CellRow:
         """True when the cell uses `feature`."""
         return feature in self.features
 
+    @property
+    def acceptance(self) -> str:
+        """When its drafts are accepted, a value of the engine's setting."""
+        return str(self.settings.get("acceptance", "match"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRow:
@@ -305,6 +310,25 @@ class DivergenceRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LawRow:
+    """What the draws of one sampled reply say of the law they are due to, as the oracle sees it.
+
+    Args:
+        trial_id, position: the request.
+        draws: draws that were judged, the end token one of them.
+        impossible_at: index of the first token that the law excludes, None for none; what follows
+            it was not judged.
+        evidence: for each rival of the law, by its name, the sum of log a - log p over the tokens.
+    """
+
+    trial_id: str
+    position: int
+    draws: int
+    impossible_at: int | None
+    evidence: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionRow:
     """The state of the machine at one instant of a run.
 
@@ -333,9 +357,9 @@ class GateRow:
     """The verdict of one correctness gate on one cell; model, workload and cell are names.
 
     Args:
-        name: conformance, identity, routing, acceptance or completeness.
+        name: conformance, identity, law, routing, acceptance or completeness.
         observed: the share that was as it must be, 0 to 1; None when nothing was seen.
-        n: what was looked at: replies, requests, drafts or trials.
+        n: what was looked at: replies, draws, requests, drafts or trials.
         detail: one line for people.
     """
 

@@ -23,6 +23,7 @@ SPOOL_KINDS: dict[str, frozenset[str]] = {
     "trial": frozenset({"trial", "requests", "accepts"}),
     "condition": frozenset({"run_id", "sampled_at", "phase"}),
     "divergence": frozenset({"trial_id", "prompt_id", "reference", "position"}),
+    "law": frozenset({"trial_id", "position", "draws", "evidence"}),
 }
 """What a line can hold, with the keys it must have; all else a run writes can be made again."""
 

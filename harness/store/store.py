@@ -21,6 +21,7 @@ from harness.store.rows import (
     DivergenceRow,
     GateRow,
     ImportOutcome,
+    LawRow,
     RunPlan,
     RunRow,
     SaveOutcome,
@@ -36,6 +37,7 @@ _WRITERS: dict[str, Writer] = {
     "trial": writes.write_trial,
     "condition": writes.write_condition,
     "divergence": writes.write_divergence,
+    "law": writes.write_law,
 }
 """How a spooled observation of each kind gets into the database; True when it was new."""
 
@@ -154,6 +156,10 @@ class EvalStore:
     def record_divergences(self, rows: Sequence[DivergenceRow]) -> SaveOutcome:
         """Store the oracle's judgement of replies of the run that was begun or resumed last."""
         return self._record(self._run_id, "divergence", list(map(encode, rows)))
+
+    def record_law(self, row: LawRow) -> SaveOutcome:
+        """Store what a reply's draws say, of the run that was begun or resumed last."""
+        return self._record(self._run_id, "law", [encode(row)])
 
     def record_gates(self, run_id: str, rows: Sequence[GateRow]) -> SaveOutcome:
         """Replace the run's gates."""

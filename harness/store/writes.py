@@ -14,6 +14,7 @@ from harness.store.rows import (
     ConditionRow,
     DivergenceRow,
     GateRow,
+    LawRow,
     RequestRow,
     RunPlan,
     RunRow,
@@ -80,6 +81,11 @@ def write_condition(raw: sqlite3.Connection, content: Mapping[str, Any]) -> bool
 def write_divergence(raw: sqlite3.Connection, content: Mapping[str, Any]) -> bool:
     """Store one judged divergence, in place of an earlier judgement."""
     return _insert(raw, "divergences", _columns(DivergenceRow, content), "OR REPLACE")
+
+
+def write_law(raw: sqlite3.Connection, content: Mapping[str, Any]) -> bool:
+    """Store what one reply's draws say, in place of an earlier judgement."""
+    return _insert(raw, "laws", _columns(LawRow, content), "OR REPLACE")
 
 
 def replace_gates(raw: sqlite3.Connection, run_id: str, rows: Iterable[GateRow]) -> None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from engine.errors import FmError
 from harness.cell import Cell
-from harness.store import DivergenceRow, ModelRow, RequestRow, TrialRecord
-from harness.target import OnTokens, Parting, TrialJob
+from harness.sampling import stored
+from harness.store import DivergenceRow, LawRow, ModelRow, RequestRow, TrialRecord
+from harness.target import OnTokens, Parting, SampledReply, TrialJob
 from harness.workload import Prompt, Workload
 
 Answer = Callable[[TrialJob, Prompt], tuple[int, ...]]
@@ -39,6 +40,7 @@ class Scripted:
     now_s: float = 0.0
     ran: list[str] = field(default_factory=list)
     judged: list[Parting] = field(default_factory=list)
+    weighed: list[SampledReply] = field(default_factory=list)
     opened: list[str] = field(default_factory=list)
 
     def clock(self) -> float:
@@ -88,11 +90,22 @@ class Scripted:
             )
         ]
 
+    def weigh(self, reply: SampledReply) -> LawRow:
+        self.weighed.append(reply)
+        return LawRow(
+            trial_id=reply.row.trial_id,
+            position=reply.row.position,
+            draws=reply.draws,
+            impossible_at=None,
+            evidence={"0.5": 0.0},
+        )
+
     def close(self) -> None:
         """Nothing is held."""
 
     def _row(self, job: TrialJob, place: int, prompt: Prompt) -> RequestRow:
         ids = self.answer(job, prompt)
+        params = job.sampling.params(job.trial.block, prompt.id)
         return RequestRow(
             trial_id=job.trial.trial_id,
             position=place,
@@ -105,5 +118,7 @@ class Scripted:
             e2e_s=0.5,
             lane_taken=job.cell.lane_taken,
             lane_reason="scripted",
+            seed=params.seed,
+            sampling=stored(params),
             conformance="ok" if prompt.schema else None,
         )

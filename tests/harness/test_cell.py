@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
@@ -84,6 +85,9 @@ def test_the_order_of_words_does_not_matter(rows: int, features: set[str]) -> No
         ("batch4+grammar@routed", "needs batchN and spec"),
         ("serial@blas", "is for mlx-lm cells"),
         ("serial+spec@aa", "repeats a bare lane"),
+        ("serial+grammar@rejection", "for cells of ours with spec"),
+        ("batch4@rejection", "for cells of ours with spec"),
+        ("mlx-lm+spec@rejection", "for cells of ours with spec"),
         ("serial@", "no usable word after '@'"),
         ("serial@a@b", "no usable word after '@'"),
     ],
@@ -145,6 +149,17 @@ def test_a_routed_cell_is_a_routing_check_in_the_serial_lane(
     assert cell.kind is CellKind.ROUTING
     assert cell.lane_taken == "serial"
     assert cell.config.spec_batching == "serial"
+
+
+@pytest.mark.parametrize("name", ["serial+spec", "batch9+spec", "batch4+spec+grammar"])
+def test_a_rejection_cell_differs_from_the_cell_of_its_words_in_acceptance_alone(
+    catalogue: CellCatalogue, name: str
+) -> None:
+    match, rejection = catalogue.get(name), catalogue.get(f"{name}@rejection")
+    assert rejection.name == f"{name}@rejection"
+    assert rejection.config == replace(match.config, acceptance="rejection")
+    assert (rejection.kind, rejection.lane_taken) == (match.kind, match.lane_taken)
+    assert rejection.digest != match.digest
 
 
 def test_the_noise_floor_repeats_the_settings_of_its_lane(
@@ -232,6 +247,16 @@ def written(folder: Path, text: str) -> Cell:
             'name = "serial"\n[settings]\nnum_draft_tokens = 3\n',
             3,
             "without spec needs 0",
+        ),
+        (
+            'name = "serial"\n[settings]\nacceptance = "rejection"\n',
+            3,
+            "a cell without spec has no drafts",
+        ),
+        (
+            'name = "serial+spec@rejection"\n[settings]\nnum_draft_tokens = 3\n',
+            1,
+            "acceptance is 'match'",
         ),
     ],
 )

@@ -13,9 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
+import engine.flight
 from harness.cli import main
+from harness.gates import EXIT_CORRECTNESS
+from harness.law import MAX_DRAWS
 
 ROOT = Path(__file__).parents[2]
 FM = (sys.executable, "-m", "harness.cli")
@@ -170,6 +174,9 @@ def test_stored_requests_hold_what_the_cells_said(core: Run) -> None:
         (["run", "--preset", "huge"], "known: gate, quick, quote, smoke"),
         (["run", "--blocks", "0"], "blocks is 0; it must be between 1 and 1000"),
         (["run", "--blocks", "many"], "'many' is not a valid integer"),
+        (["run", "--temperature", "-1"], "temperature is -1.0; it must be between 0 and 100"),
+        (["run", "--temperature", "nan"], "temperature is nan"),
+        (["run", "--cells", "grammar@rejection"], "for cells of ours with spec"),
         (["run", "--prompts", "1000"], "give --prompts 1 to"),
         (["run", "--target", "http"], "not available yet"),
         (["run", "--target", "http://localhost:1"], "not available yet"),
@@ -317,6 +324,61 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(
     assert len(after) == 20
     assert before.items() <= after.items()
     assert f"{20 - len(before)}/{20 - len(before)} " in resumed.err
+
+
+REJECTION = (
+    *("run", *TINY, "--cells", "spec+grammar@rejection,batch2+spec@rejection"),
+    *("--workloads", "json-extract", "--prompts", "6", "--db", "fm.db", "--json", "out.json"),
+)
+
+
+def gates_of(folder: Path) -> dict[str, tuple[str, int]]:
+    report = strict_json((folder / "out.json").read_text())
+    return {gate["name"]: (gate["status"], gate["n"]) for gate in report["gates"]}
+
+
+def test_a_sampled_rejection_cell_is_judged_by_its_law(tmp_path: Path) -> None:
+    done = fm(tmp_path, *REJECTION, "--temperature", "0.5")
+    assert done.code == 0, done.err + done.out
+    gates = gates_of(tmp_path)
+    status, num_draws = gates["law"]
+    assert status == "pass"
+    assert num_draws > 100
+    assert gates["identity"][0] == "pass"
+    (report,) = (tmp_path / "reports").glob("*.md")
+    assert f"at most {MAX_DRAWS} are judged" in report.read_text()
+    assert "--temperature 0.5" in report.read_text()
+
+
+def test_a_greedy_rejection_cell_is_judged_by_ids(tmp_path: Path) -> None:
+    done = fm(tmp_path, *REJECTION)
+    assert done.code == 0, done.err + done.out
+    gates = gates_of(tmp_path)
+    assert "law" not in gates
+    assert gates["identity"] == ("pass", 4 * 6)
+
+
+def test_an_engine_that_leaves_the_law_fails_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(engine.flight, "law", lambda scores, draws: scores.astype(mx.float32))
+    done = in_this_process([*REJECTION, "--temperature", "0.3"], capfd)
+    assert done.code == EXIT_CORRECTNESS, done.out
+    assert gates_of(tmp_path)["law"][0] == "fail"
+    assert "the tokens do not come from the law" in done.out
+
+
+def test_a_run_is_not_resumed_under_other_kill_switches(tmp_path: Path) -> None:
+    short = ("run", *TINY, "--cells", "serial", "--workloads", "short-chat", "--db", "fm.db")
+    assert fm(tmp_path, *short, FM_REJECTION="0", FM_PIPELINE="0").code == 0
+    again = ("run", "--resume", "latest", "--db", "fm.db")
+    refused = fm(tmp_path, *again, FM_PIPELINE="0", FM_SPEC="0")
+    assert refused.code == 2
+    assert "began with FM_REJECTION=0 and without FM_SPEC=0" in refused.err
+    assert "set FM_REJECTION=0 and unset FM_SPEC to go on" in refused.err
+    assert len(refused.err.splitlines()) == 1
+    assert fm(tmp_path, *again, FM_PIPELINE="0", FM_REJECTION="0").code == 0
 
 
 def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness.gates import evaluate, exit_code
-from harness.store import DivergenceRow, GateRow, ModelRow
+from harness.store import DivergenceRow, GateRow, LawRow, ModelRow
 from harness.store.rows import GateStatus
 from tests.harness.store.sample_run import EXTRACT, Sample, cell, reply
 
@@ -127,6 +128,70 @@ def test_one_near_tie_that_every_block_repeats_counts_once(tmp_path: Path) -> No
     assert found is not None
     assert (found.status, found.n) == ("pass", 1)
     assert found.detail == "1 near-ties in 2 tokens"
+
+
+def by_law(*laws: LawRow | None, temperature: float = 0.8) -> Sample:
+    """Return serial and a rejection cell whose replies differ, each with what its draws say."""
+    sample, sampling = Sample(), {"temperature": temperature}
+    prompts = [f"p{place}" for place in range(len(laws))]
+    sample.add("serial", replies=[reply(name, (1, 2), sampling=sampling) for name in prompts])
+    ours = sample.add(
+        "serial+spec@rejection",
+        replies=[reply(name, (1, 3), sampling=sampling) for name in prompts],
+    )
+    sample.laws += [
+        replace(law, trial_id=ours.trial_id, position=place)
+        for place, law in enumerate(laws)
+        if law is not None
+    ]
+    return sample
+
+
+LAWFUL = LawRow(trial_id="", position=0, draws=3, impossible_at=None, evidence={"0.5": -1.0})
+
+
+@pytest.mark.parametrize(
+    ("laws", "expected", "detail"),
+    [
+        ([LAWFUL, LAWFUL], "pass", "6 draws of 2 replies"),
+        ([LAWFUL, replace(LAWFUL, impossible_at=1)], "fail", "prompt p1 has an impossible token"),
+        ([LAWFUL, replace(LAWFUL, evidence={"0.5": 30.0})], "fail", "do not come from the law"),
+        ([LAWFUL, None], "incomplete", "1 replies were not judged"),
+        ([None], "incomplete", "0 draws of 0 replies"),
+    ],
+    ids=["lawful", "impossible token", "evidence", "one unjudged", "nothing seen"],
+)
+def test_sampled_replies_under_rejection_are_judged_by_their_law_and_not_by_ids(
+    tmp_path: Path, laws: list[LawRow | None], expected: str, detail: str
+) -> None:
+    sample = by_law(*laws)
+    found = gate(sample, tmp_path, "law", "serial+spec@rejection")
+    assert found is not None
+    assert found.status == expected
+    assert detail in found.detail
+    assert found.n == 3 * sum(law is not None for law in laws)
+    assert status(sample, tmp_path / "2", "identity", "serial+spec@rejection") == "absent"
+
+
+def test_greedy_replies_under_rejection_are_judged_by_ids_and_by_no_law(tmp_path: Path) -> None:
+    sample = by_law(LAWFUL, temperature=0.0)
+    assert status(sample, tmp_path, "identity", "serial+spec@rejection") == "fail"
+    assert status(sample, tmp_path / "2", "law") == "absent"
+
+
+def test_sampled_replies_under_match_are_judged_by_ids(tmp_path: Path) -> None:
+    sample, sampling = Sample(), {"temperature": 0.8}
+    sample.add("serial", replies=[reply("p1", (1, 2), sampling=sampling)])
+    sample.add("serial+spec", replies=[reply("p1", (1, 3), sampling=sampling)])
+    assert status(sample, tmp_path, "identity", "serial+spec") == "fail"
+    assert status(sample, tmp_path / "2", "law") == "absent"
+
+
+def test_a_rejection_cell_that_measured_nothing_is_not_green(tmp_path: Path) -> None:
+    sample = Sample()
+    sample.add("serial")
+    sample.add("serial+spec@rejection", replies=[])
+    assert status(sample, tmp_path, "identity", "serial+spec@rejection") == "incomplete"
 
 
 def test_identity_without_the_reference_is_incomplete(tmp_path: Path) -> None:

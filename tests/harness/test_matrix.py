@@ -133,6 +133,13 @@ def test_a_grammar_cell_is_skipped_on_a_workload_without_a_constraint() -> None:
     assert run.isdisjoint(skipped)
 
 
+def test_a_peer_is_skipped_where_requests_are_sampled() -> None:
+    matrix = plan(Choices(cells=("mlx-lm", "spec@rejection"), models=("m",), temperature=0.7))
+    assert {pair.cell.name for pair in matrix.skipped} == {"mlx-lm"}
+    assert all("--temperature 0" in pair.skip_reason for pair in matrix.skipped)
+    assert not plan(Choices(cells=("mlx-lm",), models=("m",))).skipped
+
+
 def test_a_draft_model_is_needed_where_the_registry_names_none() -> None:
     matrix = plan(Choices(cells=("spec@two-model", "mlx-lm+spec")))
     assert {pair.cell.name for pair in matrix.skipped} == {
@@ -262,6 +269,7 @@ def test_the_digest_follows_everything_that_decides_what_runs() -> None:
         replace(base, blocks=2),
         replace(base, prompts=3),
         replace(base, max_tokens=9),
+        replace(base, temperature=0.5),
         replace(base, cells=("serial",)),
         replace(base, models=("other",)),
     ]

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -226,6 +226,7 @@ def test_an_interrupted_run_goes_on_with_nothing_lost_or_doubled(
 def test_what_a_run_was_asked_can_be_read_back(tmp_path: Path) -> None:
     bench = begin(tmp_path)
     assert choices_of(bench.data.run) == CHOICES
+    assert choices_of(begin(tmp_path / "sampled", SAMPLED).data.run) == SAMPLED
 
 
 def test_a_run_is_not_resumed_under_another_plan(tmp_path: Path) -> None:
@@ -246,6 +247,68 @@ def test_a_reply_that_parts_is_judged_and_turns_the_gate_red(tmp_path: Path) -> 
     verdicts = {row.cell: row.status for row in bench.gate("identity")}
     assert verdicts == {"serial+spec": "fail", "batch2": "pass"}
     assert gates.exit_code(gates.evaluate(bench.data)) == gates.EXIT_CORRECTNESS
+
+
+SAMPLED = Choices(
+    cells=("spec", "spec@rejection"),
+    models=("m",),
+    workloads=("chat",),
+    blocks=3,
+    prompts=2,
+    temperature=0.7,
+)
+
+
+def drifting_by_rejection(job: TrialJob, prompt: Prompt) -> tuple[int, ...]:
+    return (1, 9) if job.cell.name == "serial+spec@rejection" else (1, 2)
+
+
+def test_sampled_replies_under_rejection_are_weighed_and_are_no_partings(tmp_path: Path) -> None:
+    bench, target = begin(tmp_path, SAMPLED), Scripted(answer=drifting_by_rejection, gap=1.0)
+    bench.go(target)
+    assert not target.judged
+    assert {reply.cell.name for reply in target.weighed} == {"serial+spec@rejection"}
+    assert len(target.weighed) == 6
+    assert len({reply.row.seed for reply in target.weighed}) == 6
+    (law,) = bench.gate("law")
+    assert (law.status, law.n) == ("pass", 18)
+    assert {row.cell: row.status for row in bench.gate("identity")} == {"serial+spec": "pass"}
+    assert gates.exit_code(gates.evaluate(bench.data)) == gates.EXIT_PASS
+
+
+def test_greedy_replies_under_rejection_are_partings(tmp_path: Path) -> None:
+    bench = begin(tmp_path, replace(SAMPLED, temperature=0.0))
+    target = Scripted(answer=drifting_by_rejection, gap=1.0)
+    bench.go(target)
+    assert {parting.cell.name for parting in target.judged} == {"serial+spec@rejection"}
+    assert not target.weighed
+    assert gates.exit_code(gates.evaluate(bench.data)) == gates.EXIT_CORRECTNESS
+
+
+def test_all_cells_of_a_block_draw_with_one_seed_a_prompt_and_no_two_blocks_do(
+    tmp_path: Path,
+) -> None:
+    bench = begin(tmp_path, SAMPLED)
+    bench.go(Scripted())
+    blocks = {trial.trial_id: trial.block for trial in bench.data.trials}
+    seeds: dict[tuple[int, str], set[int | None]] = {}
+    for row in bench.data.requests:
+        seeds.setdefault((blocks[row.trial_id], row.prompt_id), set()).add(row.seed)
+    assert all(len(found) == 1 for found in seeds.values())
+    assert len(set.union(*seeds.values())) == len(seeds) == 6
+
+
+def test_draws_that_cannot_be_judged_are_not_green(tmp_path: Path) -> None:
+    bench = begin(tmp_path, SAMPLED)
+
+    class Blind(Scripted):
+        def weigh(self, reply: object) -> object:  # type: ignore[override]  # breaks
+            raise ZeroDivisionError
+
+    stream = io.StringIO()
+    assert bench.go(Blind(), stream).ending == "finished"
+    assert "was not judged: ZeroDivisionError" in stream.getvalue()
+    assert {row.status for row in bench.gate("law")} == {"incomplete"}
 
 
 def test_a_parting_that_cannot_be_judged_is_not_green(tmp_path: Path) -> None:

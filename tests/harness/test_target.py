@@ -20,8 +20,9 @@ from harness.clock import StepTally
 from harness.drive import Watch, drive
 from harness.in_process import InProcess
 from harness.matrix import with_drafter
+from harness.sampling import Sampling
 from harness.store import RequestRow, TrialRecord, TrialRow, new_id
-from harness.target import Parting, TrialJob
+from harness.target import Parting, SampledReply, TrialJob
 from harness.workload import Prompt, Workload
 
 CATALOGUE = load_cells(Path(__file__).parents[2] / "cells")
@@ -61,6 +62,7 @@ def workload(is_constrained: bool = False, num_prompts: int = 6) -> Workload:
 
 
 CHAT, PEOPLE = workload(), workload(is_constrained=True)
+GREEDY = Sampling()
 
 
 @pytest.fixture
@@ -78,6 +80,7 @@ def run(
     count: int = 4,
     max_tokens: int = 24,
     block: int = 0,
+    sampling: Sampling = GREEDY,
 ) -> TrialRecord:
     job = TrialJob(
         trial=TrialRow(
@@ -93,6 +96,7 @@ def run(
         workload=chosen,
         prompts=chosen.prompts[:count],
         max_tokens=max_tokens,
+        sampling=sampling,
     )
     return target.run(job, lambda tokens: None)
 
@@ -277,6 +281,34 @@ def test_the_oracle_finds_nothing_in_a_true_reply_and_the_place_of_a_wrong_token
     assert places[0].position == 2
     assert places[0].gap is not None
     assert places[0].gap > places[0].epsilon
+
+
+def test_the_oracle_weighs_each_draw_of_a_sampled_reply_and_finds_an_impossible_token(
+    target: InProcess,
+) -> None:
+    sampling = Sampling(temperature=0.9, seed=1)
+    record = run(target, "spec+grammar@rejection", PEOPLE, max_tokens=40, sampling=sampling)
+    for row in measured(record):
+        assert row.sampling == {"temperature": 0.9}
+        assert row.seed == sampling.params(0, row.prompt_id).seed
+        drawn = target.weigh(sampled(row, 400))
+        assert len(row.token_ids or ()) <= drawn.draws <= len(row.token_ids or ()) + 1
+        assert drawn.impossible_at is None
+        assert target.weigh(sampled(row, 3)).draws == 3
+        ids = row.token_ids or ()
+        wrong = replace(row, token_ids=(*ids[:2], 0, *ids[3:]))
+        assert target.weigh(sampled(wrong, 400)).impossible_at == 2
+
+
+def sampled(row: RequestRow, draws: int) -> SampledReply:
+    return SampledReply(
+        row=row,
+        cell=CATALOGUE.get("spec+grammar@rejection"),
+        workload=PEOPLE,
+        prompt=next(prompt for prompt in PEOPLE.prompts if prompt.id == row.prompt_id),
+        max_tokens=40,
+        draws=draws,
+    )
 
 
 def test_a_cell_whose_drafter_speaks_another_vocabulary_is_refused(target: InProcess) -> None:

@@ -13,6 +13,7 @@ from harness.store import (
     ConditionRow,
     DivergenceRow,
     EvalStore,
+    LawRow,
     ModelRow,
     RequestRow,
     RunData,
@@ -73,6 +74,12 @@ CELLS = {
             reference="serial",
             settings={"drafter": "two_model", "draft_model": "tiny", "num_draft_tokens": 3},
         ),
+        cell(
+            "serial+spec@rejection",
+            baseline="serial",
+            reference="serial",
+            settings={"acceptance": "rejection"},
+        ),
         cell("mlx-lm"),
         cell("mlx-lm+batch4"),
     )
@@ -111,6 +118,7 @@ class Sample:
     records: list[TrialRecord] = field(default_factory=list)
     planned: list[TrialRow] = field(default_factory=list)
     divergences: list[DivergenceRow] = field(default_factory=list)
+    laws: list[LawRow] = field(default_factory=list)
     conditions: list[ConditionRow] = field(default_factory=list)
     models: dict[str, ModelRow] = field(default_factory=lambda: {MODEL.key: MODEL})
     cells: dict[str, CellRow] = field(default_factory=lambda: dict(CELLS))
@@ -216,6 +224,8 @@ class Sample:
             assert store.record_trial(record).saved
         if self.divergences:
             assert store.record_divergences(self.divergences).saved
+        for law in self.laws:
+            assert store.record_law(law).saved
         if self.conditions:
             assert store.record_conditions(self.conditions).saved
 

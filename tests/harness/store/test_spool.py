@@ -14,6 +14,7 @@ from harness.store import (
     ConditionRow,
     DivergenceRow,
     EvalStore,
+    LawRow,
     SaveOutcome,
     StoreError,
     TrialRecord,
@@ -106,13 +107,22 @@ def test_conditions_and_judgements_are_spooled_too(
         position=1,
         gap=float("nan"),
     )
+    law = LawRow(
+        trial_id=records[0].trial.trial_id,
+        position=0,
+        draws=3,
+        impossible_at=None,
+        evidence={"2.0": 0.5},
+    )
     with held(hurried.path, "BEGIN EXCLUSIVE"):
         assert not hurried.record_conditions([condition]).saved
         assert not hurried.record_divergences([judged]).saved
+        assert not hurried.record_law(law).saved
     hurried.resume_run(sample.run_id)
     data = hurried.load_run(sample.run_id)
     assert data.conditions == (condition,)
     assert [row.gap for row in data.divergences] == [None]
+    assert data.laws == (law,)
 
 
 def test_gates_that_cannot_be_stored_are_told_not_spooled(hurried: EvalStore) -> None:

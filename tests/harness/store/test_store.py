@@ -22,6 +22,7 @@ from harness.store import (
     DivergenceRow,
     EvalStore,
     GateRow,
+    LawRow,
     RequestRow,
     StoreError,
     TrialRecord,
@@ -62,6 +63,15 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
             gap=1e-5,
         )
     )
+    sample.laws.append(
+        LawRow(
+            trial_id=sample.planned[0].trial_id,
+            position=1,
+            draws=9,
+            impossible_at=8,
+            evidence={"0.5": -1.25},
+        )
+    )
     sample.conditions.append(
         ConditionRow(
             run_id=sample.run_id,
@@ -78,6 +88,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert data.requests == sample.records[0].requests
     assert data.accepts == sample.records[0].accepts
     assert data.divergences == tuple(sample.divergences)
+    assert data.laws == tuple(sample.laws)
     assert data.conditions == tuple(sample.conditions)
     assert data.models == tuple(sample.models.values())
     assert [cell.name for cell in data.cells] == ["serial+spec"]
@@ -211,7 +222,7 @@ def test_every_table_is_strict(tmp_path: Path) -> None:
     Sample().load(tmp_path)
     strict = "SELECT sql FROM sqlite_master WHERE type = 'table' AND name NOT LIKE '%sqlite%'"
     found = rows(tmp_path / "fm.db", strict)
-    assert len(found) == 13
+    assert len(found) == 14
     assert all(sql.endswith("STRICT") for (sql,) in found)
 
 
