@@ -64,7 +64,7 @@ def tiled_matmul(x: mx.array, tiles: mx.array) -> mx.array:
     each = -(-rows // groups)
     x = x.reshape(rows, inputs)
     if groups * each > rows:
-        x = mx.pad(x, ((0, groups * each - rows), (0, 0)))
+        x = mx.pad(x, [(0, groups * each - rows), (0, 0)])
     parts = x.reshape(1, groups, each, inputs) @ tiles[:, None]
     return parts.transpose(1, 2, 0, 3).reshape(groups * each, num_tiles * tile)[:rows]
 
