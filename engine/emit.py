@@ -5,10 +5,10 @@ Pure bookkeeping on one Sequence; slots and records are the loop's.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Many
 
-from engine.errors import RowError
+from engine.errors import RowError, detail_of
 from engine.request import FinishReason, Provenance, TokenEvent, TokenLogprobs
 from engine.sequence import Sequence
 from engine.verify import Verdict
@@ -20,8 +20,8 @@ def commit(
     was_drafted: bool,
     eos_ids: Collection[int],
     logprobs: Many[TokenLogprobs],
-) -> list[TokenEvent]:
-    """Emit what a step decided for one row; returns its events, at least one.
+) -> Iterator[TokenEvent]:
+    """Emit what a step decided for one row, token by token; yields its events, at least one.
 
     Args:
         was_drafted: whether the step verified drafts of the row.
@@ -29,22 +29,34 @@ def commit(
         logprobs: one entry a decided token; empty when the row asks for none.
     """
     sequence.drafts.accept(verdict.num_accepted)
-    events: list[TokenEvent] = []
     for index, token in enumerate(verdict.tokens):
         if index < verdict.num_accepted:
             provenance = Provenance.ACCEPTED
         else:
             provenance = Provenance.CORRECTED if was_drafted else Provenance.SAMPLED
         entry = logprobs[index] if logprobs else None
-        events.append(_emit(sequence, token, provenance, eos_ids, entry))
+        yield _emit(sequence, token, provenance, eos_ids, entry)
         if sequence.is_finished:
             break
-    return events
 
 
 def end(sequence: Sequence, reason: FinishReason) -> TokenEvent:
     """End a row without a further token."""
-    text = sequence.text.finish()
+    return _close(sequence, reason, sequence.text.finish())
+
+
+def cancel(sequence: Sequence) -> None:
+    """End a row that nobody waits for, whatever becomes of its text."""
+    _close(sequence, FinishReason.CANCELLED, _rest(sequence))
+
+
+def fail(sequence: Sequence, error: str) -> TokenEvent:
+    """End a row with an error, one line."""
+    sequence.error = error
+    return _close(sequence, FinishReason.ERROR, _rest(sequence))
+
+
+def _close(sequence: Sequence, reason: FinishReason, text: str) -> TokenEvent:
     sequence.pieces.append(text)
     sequence.finish_reason = reason
     return TokenEvent(
@@ -57,10 +69,12 @@ def end(sequence: Sequence, reason: FinishReason) -> TokenEvent:
     )
 
 
-def fail(sequence: Sequence, error: str) -> TokenEvent:
-    """End a row with an error, one line."""
-    sequence.error = error
-    return end(sequence, FinishReason.ERROR)
+def _rest(sequence: Sequence) -> str:
+    """Return the text still held back; nothing when it cannot be had, which ends no other way."""
+    try:
+        return sequence.text.finish()
+    except Exception:  # noqa: BLE001  # the row ends already
+        return ""
 
 
 def _emit(
@@ -70,25 +84,31 @@ def _emit(
     eos_ids: Collection[int],
     logprobs: TokenLogprobs | None,
 ) -> TokenEvent:
-    """Append one token to a row, and end the row when the token does."""
-    if token in eos_ids and not sequence.request.ignore_eos:
-        return end(sequence, FinishReason.STOP)
+    """Append one token to a row, and end the row when the token does.
+
+    All that can fail comes before the row changes; a row whose grammar or text fails ends there.
+    """
     try:
+        if token in eos_ids and not sequence.request.ignore_eos:
+            return end(sequence, FinishReason.STOP)
         reason = _take(sequence, token)
+        text = sequence.text.push(token)
+        if sequence.text.stopped:
+            reason = FinishReason.STOP
+        if reason is not None:
+            text += sequence.text.finish()
     except RowError as error:
         return fail(sequence, str(error))
+    except Exception as error:  # noqa: BLE001  # ends this row alone
+        return fail(sequence, f"a token could not be taken ({detail_of(error)}); try again")
     position = sequence.num_emitted
     sequence.ids.append(token)
     sequence.provenance.append(provenance)
     if logprobs is not None:
         sequence.logprobs.append(logprobs)
-    text = sequence.text.push(token)
-    if sequence.text.stopped:
-        reason = FinishReason.STOP
-    if reason is not None:
-        text += sequence.text.finish()
-        sequence.finish_reason = reason
     sequence.pieces.append(text)
+    sequence.finish_reason = reason
+    sequence.num_failures = 0
     return TokenEvent(
         sequence.request.request_id,
         token,

@@ -9,6 +9,11 @@ class FmError(Exception):
     """Base of all errors fm raises on purpose: one line with the value and the remedy."""
 
 
+def detail_of(error: BaseException) -> str:
+    """Return what was raised in one short line, as part of a message."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
 class SettingError(FmError, ValueError):
     """A setting is outside its bounds, or two settings exclude each other."""
 

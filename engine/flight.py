@@ -62,6 +62,7 @@ class Flight:
             samples nothing.
         width: columns of logits of each row.
         positions: token positions computed, padding included.
+        unread: what to wait for when the step samples nothing; None leaves that to later steps.
         scored: log-probabilities on the device, of the rows that ask.
         logprobs: the same once read: row -> one entry a sampled position.
     """
@@ -73,6 +74,7 @@ class Flight:
     width: int
     positions: int
     started_s: float
+    unread: mx.array | None = None
     draft_s: float = 0.0
     mask_s: float = 0.0
     mask_positions: int = 0
@@ -89,8 +91,16 @@ class Flight:
         """Return the first column at which `slot` samples; a prompt chunk has one column."""
         return slot.num_known - 1 if self.plan.kind is StepKind.DECODE else 0
 
-    def read(self, tokens: mx.array) -> list[list[int]]:
-        """Wait for the choices, and in the same wait for what rows ask to know about them."""
+    def read(self, tokens: mx.array | None) -> list[list[int]] | None:
+        """Wait for the choices, and in the same wait for what rows ask to know about them.
+
+        Args:
+            tokens: what was selected; None when the step samples nothing, then so is the answer.
+        """
+        if tokens is None:
+            if self.unread is not None:
+                arrays.wait(self.unread)
+            return None
         if self.scored is None:
             return arrays.read_tokens(tokens)
         chosen, *values = arrays.read(tokens, *self.scored.arrays)

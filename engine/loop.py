@@ -8,9 +8,9 @@ be submitted and cancelled from any thread at any time.
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import replace
 
@@ -19,27 +19,26 @@ import mlx.core as mx
 from engine import arrays, emit
 from engine.backend import shape_block
 from engine.cache.reuse import PrefixReuse
+from engine.completions import Completions
 from engine.config import EngineConfig, adapter_places
 from engine.costs import StepCosts
 from engine.draft.registry import build_budgets
 from engine.draft.source import DraftSource
-from engine.errors import FmError, RequestError, SettingError
+from engine.errors import RequestError, SettingError, detail_of
 from engine.flight import Draft, Flight, Selector
-from engine.grammar.compile import GrammarCompiler
+from engine.intake import Intake
 from engine.kv_budget import BYTES_PER_GB, KvBudget
 from engine.models.load import LoadedModel
 from engine.models.lora import load_adapters
 from engine.plan import Slot, StepKind, StepPlan
 from engine.propose import Proposer
 from engine.request import Completion, FinishReason, Request, TokenEvent, TokenLogprobs
-from engine.routing import route
 from engine.runner import Runner
 from engine.scheduler import Scheduler
-from engine.sequence import Sequence
+from engine.sequence import MAX_FAILURES, Sequence
 from engine.shapes import prefill_width, step_width
-from engine.switches import check_adapter, degrade
+from engine.switches import degrade
 from engine.telemetry import EngineStats, ReplayReport, StepReport, Tally
-from engine.text import TextStream
 from engine.verify import Verdict, accept_match
 
 
@@ -78,7 +77,6 @@ class Engine:
         if config.max_rows > 1:
             self._runner.check_batch()
         self._runner.warm_up(config.max_rows, widest=1 + config.num_draft_tokens)
-        self._grammars = GrammarCompiler(model.tokenizer.ll, model.vocab_size, model.eos_ids)
         self._selector = Selector(
             model.vocab_size, model.eos_ids, config.max_rows, config.acceptance
         )
@@ -88,21 +86,25 @@ class Engine:
         draft_budgets = build_budgets(config, self._runner, drafter, costs)
         self._proposer = Proposer(model, drafter, draft_budgets)
         self._kv_budget = _kv_budget(config, self._runner, drafter)
+        self._intake = Intake(model, config, self._adapters, self._runner.cache.is_rewindable)
         self._prefixes = PrefixReuse(config, self._runner.cache)
         self._scheduler = Scheduler(config, self._kv_budget, draft_budgets, self._prefixes.take)
         self._lock = threading.RLock()
         self._live: dict[str, Sequence] = {}
-        self._completions: dict[str, Completion] = {}
+        self._completions = Completions()
         self._flight: Flight | None = None
+        self._at_risk: list[Sequence] = []
+        self._untold: list[TokenEvent] = []
         self._tally = Tally()
 
     # -- the surface ---------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
-        """True while a row waits or decodes, or a drafter has rows to forget."""
+        """True while a row waits or decodes, events are untold, or a drafter has rows to forget."""
         with self._lock:
-            return self._scheduler.has_work or self._proposer.has_leavers
+            has_rows = self._scheduler.has_work or self._proposer.has_leavers
+            return has_rows or bool(self._untold)
 
     def submit(self, request: Request) -> str:
         """Queue a request and return its id; from any thread, does not wait for the device.
@@ -114,32 +116,16 @@ class Engine:
                 row would not fit the KV budget alone; SchemaError when it is the constraint. A
                 budget beyond the context is cut to it, and `min_tokens` with it.
         """
-        return self._enqueue(self._sequence(request))
+        return self._enqueue(self._intake.row(request))
 
     def submit_copies(self, request: Request, num_rows: int) -> list[str]:
         """Queue one prompt `num_rows` times; the prompt is computed once.
 
-        Row i draws with seed + i, and its id is the request's with "/i" behind it. Raises as
-        submit; then no row is queued.
+        Row i draws with seed + i, and its id is the request's with "/i" behind it. The oldest live
+        row computes the prompt, the others copy it from there. Raises as submit; then no row is
+        queued.
         """
-        if num_rows < 1:
-            raise RequestError(f"n is {num_rows}; it must be at least 1")
-        seed = request.sampling.seed
-        seed = secrets.randbits(62) if seed is None else seed
-        base = request.request_id or self._new_id()
-        rows = [
-            self._sequence(
-                replace(
-                    request,
-                    request_id=f"{base}/{index}",
-                    sampling=replace(request.sampling, seed=(seed + index) % 2**64),
-                )
-            )
-            for index in range(num_rows)
-        ]
-        if self._runner.cache.is_rewindable:  # the last prompt token is fed again, for its scores
-            for row in rows[1:]:
-                row.twin = rows[0]
+        rows = self._intake.copies(request, num_rows)
         with self._lock:
             for row in rows:
                 self._check_new(row)
@@ -152,9 +138,9 @@ class Engine:
         """
         with self._lock:
             sequence = self._live.get(request_id)
-            if sequence is None:
+            if sequence is None or sequence.is_finished:
                 return False
-            emit.end(sequence, FinishReason.CANCELLED)
+            emit.cancel(sequence)
             self._finish(sequence)
             if self._flight is not None and self._flight.is_over:
                 self._flight = None
@@ -163,57 +149,76 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """Run one step and return what it emitted, in slot order; by one thread at a time.
 
-        Empty when there was no work, and for a step inside a long prompt. A step that raises has
-        taken no row half way: the next call plans it again.
+        Empty when there was no work, and for a step inside a long prompt.
+
+        A step may raise (out of memory, a broken drafter). Then every live row starts over: what it
+        has emitted stands and is fed again behind its prompt, so that the next calls go on with the
+        same tokens. What was emitted before the step raised is told by the next call. A row that is
+        in MAX_FAILURES failed steps without a token between ends with an error. So calling step
+        while there is work comes to an end, whatever is raised.
         """
         try:
             with self._lock:
+                self._at_risk = []
                 self._proposer.forget_leavers()
                 flight = self._flight or self._launch()
                 if flight is None:
-                    return []
+                    return self._tell()
+                self._at_risk = [slot.sequence for slot in flight.plan.slots]
                 self._flight = None
                 tokens = self._selector.select(flight)
                 if tokens is not None:
                     # By itself: arrays evaluated together are read when the last one is done.
                     arrays.launch(tokens)
                 ahead = self._follow(flight, tokens)
-            chosen = flight.read(tokens) if tokens is not None else None
-        except BaseException:
-            self._runner.cache.undo()
+            chosen = flight.read(tokens)
+            ended_s = time.perf_counter()
+            with self._lock:
+                self._land(flight, chosen)
+                self._proposer.forget_leavers()
+                self._flight = None if ahead is None or ahead.is_over else ahead
+                self._runner.cache.landed(num_ahead=0 if self._flight is None else 1)
+                self.last_step = self._tally.add(
+                    flight, self._untold, self.config.max_rows, ended_s
+                )
+                return self._tell()
+        except BaseException as error:
+            with self._lock:
+                self._start_over(error)
             raise
-        ended_s = time.perf_counter()
-        with self._lock:
-            events = self._land(flight, chosen)
-            self._proposer.forget_leavers()
-            self._flight = None if ahead is None or ahead.is_over else ahead
-            self._runner.cache.landed(num_ahead=0 if self._flight is None else 1)
-            self.last_step = self._tally.add(flight, events, self.config.max_rows, ended_s)
-        return events
 
     def completion(self, request_id: str) -> Completion:
-        """Return the record of a finished row, once; it is kept until it is taken."""
+        """Return the record of a finished row, once.
+
+        It is kept until it is taken, or until MAX_KEPT rows (engine.completions) have ended since.
+
+        Raises:
+            RequestError: there is none.
+        """
         with self._lock:
-            return self._completions.pop(request_id)
+            return self._completions.take(request_id)
 
     def generate(self, requests: Many[Request]) -> list[Completion]:
         """Submit `requests` together, run to the end, return their completions in order.
 
-        When one of them is refused, none is left behind.
+        When one of them is refused, or a step raises, none is left behind.
         """
         ids: list[str] = []
+        done: dict[str, Completion] = {}
         try:
             for request in requests:
                 request_id = self.submit(request)
                 ids.append(request_id)
-        except FmError:
+            own = set(ids)
+            while self.has_work:
+                for event in self.step():
+                    if event.finish_reason is not None and event.request_id in own:
+                        done[event.request_id] = self.completion(event.request_id)
+        except BaseException:
             for request_id in ids:
-                self.cancel(request_id)
-                self.completion(request_id)
+                self._drop(request_id)
             raise
-        while self.has_work:
-            self.step()
-        return [self.completion(request_id) for request_id in ids]
+        return [done.get(request_id) or self.completion(request_id) for request_id in ids]
 
     def replay(self, request: Request, token_ids: Many[int]) -> ReplayReport:
         """Decode `token_ids` again, each forced, to time the steps of a text that is known.
@@ -234,8 +239,8 @@ class Engine:
             stop=(),
             sampling=replace(request.sampling, logprobs=False, top_logprobs=0, min_tokens=0),
         )
-        self._check_ids(token_ids)
-        request_id = self._enqueue(self._sequence(forced, tuple(token_ids)))
+        self._intake.check_ids(token_ids)
+        request_id = self._enqueue(self._intake.row(forced, tuple(token_ids)))
         step_s: list[float] = []
         mask_s: list[float] = []
         while self.has_work:
@@ -263,50 +268,12 @@ class Engine:
 
     # -- submission ----------------------------------------------------------------------------
 
-    def _new_id(self) -> str:
-        return f"req-{self._tally.submitted}-{secrets.token_hex(4)}"
-
-    def _check_ids(self, ids: Many[int]) -> None:
-        vocab_size = self.model.vocab_size
-        for token in ids:
-            if not isinstance(token, int) or not 0 <= token < vocab_size:
-                raise RequestError(
-                    f"token id {token!r} is no whole number in the vocabulary 0..{vocab_size - 1}"
-                )
-
-    def _context_left(self, request: Request) -> int:
-        """Return how many tokens the model's context leaves behind the prompt."""
-        context = self.model.config.get("max_position_embeddings")
-        if context is None:
-            return request.max_tokens
-        room = int(context) - len(request.prompt_ids)
-        if room < 1:
-            raise RequestError(
-                f"the prompt has {len(request.prompt_ids)} tokens and the model's context is "
-                f"{context}; shorten the prompt"
-            )
-        return room
-
-    def _sequence(self, request: Request, forced_ids: tuple[int, ...] = ()) -> Sequence:
-        """Check a request and make its row; the constraint is compiled without the lock."""
-        check_adapter(request.adapter)
-        self._check_ids((*request.prompt_ids, *request.sampling.logit_bias))
-        most = min(request.max_tokens, self._context_left(request))
-        sampling = replace(request.sampling, min_tokens=min(request.sampling.min_tokens, most))
-        request_id = request.request_id or self._new_id()
-        request = replace(request, request_id=request_id, max_tokens=most, sampling=sampling)
-        constraint = request.constraint
-        grammar = self._grammars.compile(constraint) if constraint is not None else None
-        seed = request.sampling.seed
-        return Sequence(
-            request=request,
-            route=route(self.config, request),
-            seed=secrets.randbits(63) if seed is None else seed,
-            text=TextStream(self.model.tokenizer.token_bytes, request.stop),
-            matcher=None if grammar is None else grammar.start(),
-            forced_ids=forced_ids,
-            adapter=self._adapters.index(request.adapter),
-        )
+    def _drop(self, request_id: str) -> None:
+        """End a row that nobody waits for, and forget its record."""
+        with self._lock:
+            self.cancel(request_id)
+            if request_id in self._completions:
+                self._completions.take(request_id)
 
     def _check_new(self, sequence: Sequence) -> None:
         request_id = sequence.request.request_id
@@ -339,6 +306,7 @@ class Engine:
         plan = self._scheduler.plan()
         if plan is None:
             return None
+        self._at_risk = [slot.sequence for slot in plan.slots]
         if plan.kind is StepKind.PREFILL:
             return self._launch_prefill(plan, started_s)
         drafts = self._proposer.propose(plan.slots)
@@ -364,7 +332,10 @@ class Engine:
         samples = any(slot.samples for slot in plan.slots)
         logits = self._runner.head(hidden) if samples else None
         arrays.launch(hidden if logits is None else logits)
-        return Flight(plan, drafts, rows.counts, logits, 1, ids.size, started_s)
+        # a row that starts over tells at once whether it can be computed
+        is_tried = any(slot.sequence.is_restarted for slot in plan.slots)
+        unread = hidden if is_tried else None
+        return Flight(plan, drafts, rows.counts, logits, 1, ids.size, started_s, unread)
 
     def _forward(
         self, plan: StepPlan, ids: mx.array, drafts: tuple[Draft, ...], started_s: float
@@ -388,7 +359,7 @@ class Engine:
             tokens = _ids_of(plan, [[slot.sequence.forced_next] for slot in plan.slots], 1)
         return self._forward(plan, tokens, (Draft(),) * len(plan.slots), started_s)
 
-    def _land(self, flight: Flight, chosen: list[list[int]] | None) -> list[TokenEvent]:
+    def _land(self, flight: Flight, chosen: list[list[int]] | None) -> None:
         """Commit what a step chose; rows that were cancelled meanwhile are passed over."""
         verdicts = [
             self._judge(flight, slot, draft, chosen)
@@ -397,20 +368,19 @@ class Engine:
         if flight.plan.kind is StepKind.DECODE:
             self._proposer.observe(flight.plan.slots, flight.drafts, verdicts)
         held = self._settle(flight, verdicts)
-        events: list[TokenEvent] = []
         for slot, draft, verdict in zip(flight.plan.slots, flight.drafts, verdicts, strict=True):
             sequence, row = slot.sequence, flight.plan.row(slot)
             if not sequence.is_finished:
                 sequence.num_cached = slot.start + held[row]
                 entries = flight.logprobs.get(row, ())
-                events += self._commit(sequence, verdict, bool(draft.ids), entries)
+                # one by one: what a row has emitted is told, even when the next token fails
+                self._untold.extend(self._commit(sequence, verdict, bool(draft.ids), entries))
                 sequence.target_calls += flight.plan.kind is StepKind.DECODE
         for slot, verdict in zip(flight.plan.slots, verdicts, strict=True):
             self._keep_prefix(flight, slot, verdict)
             is_live = self._live.get(slot.sequence.request.request_id) is slot.sequence
             if slot.sequence.is_finished and is_live:
                 self._finish(slot.sequence)
-        return events
 
     def _commit(
         self,
@@ -418,7 +388,7 @@ class Engine:
         verdict: Verdict | None,
         was_drafted: bool,
         logprobs: Many[TokenLogprobs],
-    ) -> list[TokenEvent]:
+    ) -> Iterable[TokenEvent]:
         if verdict is None:
             return []
         if sequence.error is not None:
@@ -459,14 +429,48 @@ class Engine:
         return verdict
 
     def _finish(self, sequence: Sequence) -> None:
-        """Free a finished row's slot and keep its record."""
+        """Free a finished row's slot and keep its record; live until all of that is done."""
         self._scheduler.release(sequence)
         self._proposer.leave(sequence)
         self._selector.leave(sequence)
-        request_id = sequence.request.request_id
-        del self._live[request_id]
+        sequence.siblings = ()
+        self._completions.keep(sequence.completion())
         self._tally.finished += 1
-        self._completions[request_id] = sequence.completion()
+        del self._live[sequence.request.request_id]
+
+    def _tell(self) -> list[TokenEvent]:
+        events, self._untold, self._at_risk = self._untold, [], []
+        return events
+
+    # -- after a step that raised --------------------------------------------------------------
+
+    def _start_over(self, error: BaseException) -> None:
+        """Let go of all that was computed, which may have failed unseen, and keep what was said."""
+        self._flight = None
+        if isinstance(error, Exception):
+            self._blame(detail_of(error))
+        for sequence in [row for row in self._live.values() if row.is_finished]:
+            self._finish(sequence)
+        rows = list(self._live.values())
+        for sequence in rows:
+            sequence.restart()
+        self._scheduler.restart(rows)
+        self._runner.cache.clear()
+        self._prefixes.clear()
+        self._proposer.restart()
+
+    def _blame(self, detail: str) -> None:
+        """Count a failed step against its rows; one that fails too often ends with an error.
+
+        Before its rows are known it is the youngest row's: without it there was less to do.
+        """
+        active = self._scheduler.active
+        youngest = [row for row in self._live.values() if row in active][-1:]
+        for sequence in self._at_risk or youngest or list(self._live.values())[:1]:
+            sequence.num_failures += 1
+            if sequence.num_failures >= MAX_FAILURES and not sequence.is_finished:
+                reason = f"{MAX_FAILURES} steps failed, the last with {detail}; try again later"
+                self._untold.append(emit.fail(sequence, reason))
 
 
 def _ids_of(plan: StepPlan, fed: Many[Many[int]], width: int) -> mx.array:

@@ -16,6 +16,7 @@ import mlx.core as mx
 from engine.config import MAX_DRAFT_TOKENS
 from engine.draft.budget import DraftBudgets, Outcome
 from engine.draft.source import DraftRequest, DraftSource, Proposal
+from engine.errors import detail_of
 from engine.flight import Draft
 from engine.kv_budget import Rectangle
 from engine.models.load import LoadedModel
@@ -70,7 +71,7 @@ class Proposer:
         self._model = model
         self._drafter = drafter
         self._budgets = budgets
-        self._known: set[int] = set()
+        self._known: dict[int, Sequence] = {}
         self._leavers: list[Sequence] = []
 
     def make_room(self, room: Rectangle) -> None:
@@ -91,7 +92,7 @@ class Proposer:
         asked = [slot for slot in slots if slot.draft_budget]
         if self._drafter is None or not asked:
             return (Draft(),) * len(slots)
-        self._known |= {id(slot.sequence) for slot in asked}
+        self._known |= {id(slot.sequence): slot.sequence for slot in asked}
         proposals = dict(zip(map(id, asked), self._ask(asked), strict=True))
         offers = [self._offer(slot, proposals.get(id(slot), NOTHING)) for slot in slots]
         most = self._most(slots, offers)
@@ -130,11 +131,21 @@ class Proposer:
         """Let the drafter free what it holds for ended rows; on the engine's thread only."""
         while self._leavers and self._drafter is not None:
             sequence = self._leavers.pop()
-            self._known.discard(id(sequence))
+            self._known.pop(id(sequence), None)
             try:
                 self._drafter.close(sequence)
             except Exception:  # the row has its answer already
                 LOG.exception("the drafter failed to forget %s", sequence.request.request_id)
+
+    def restart(self) -> None:
+        """Let the drafter forget every row and all it has computed; on the engine's thread only."""
+        self._leavers = list({**self._known, **{id(row): row for row in self._leavers}}.values())
+        self.forget_leavers()
+        if self._drafter is not None:
+            try:
+                self._drafter.make_room(Rectangle())
+            except Exception:  # it is asked for room again before the next step
+                LOG.exception("the drafter failed to give up its cache")
 
     def _ask(self, slots: Many[Slot]) -> list[Proposal]:
         """Ask for all rows at once; when that fails, row by row to find whose fault it is."""
@@ -165,10 +176,9 @@ class Proposer:
         try:
             call()
         except Exception as error:  # noqa: BLE001  # ends this row alone
-            detail = " ".join(str(error).split())[:200]
             sequence.error = (
-                f"the drafter failed ({type(error).__name__}: {detail}); send the request again "
-                "with num_draft_tokens 0"
+                f"the drafter failed ({detail_of(error)}); send the request again with "
+                "num_draft_tokens 0"
             )
 
     def _offer(self, slot: Slot, offered: Proposal) -> Offer:
@@ -208,5 +218,9 @@ class Proposer:
         if 0 < legal <= num_barred and self._ends(sequence, proposal[legal - 1]):
             legal -= 1
         if sequence.matcher is not None and legal:
-            legal = sequence.matcher.legal_prefix(proposal[:legal])
+            try:
+                legal = sequence.matcher.legal_prefix(proposal[:legal])
+            except Exception as error:  # noqa: BLE001  # ends this row alone
+                sequence.error = f"the grammar failed ({detail_of(error)}); send the request again"
+                return 0
         return legal

@@ -28,6 +28,7 @@ from engine.shapes import (
     round_up,
     row_bucket,
     whole_bucket,
+    whole_width,
 )
 
 
@@ -126,7 +127,7 @@ class Scheduler:
         """Positions that the next steps may write to in any one slot; `room` holds as many."""
         margin = max(2 * STEP_WIDTHS[-1], prefill_block(self._config.prefill_chunk))
         return max(
-            min(max(row.num_prompt, row.num_cached) + margin, self.row_tokens(row))
+            min(max(row.num_fill, row.num_cached) + margin, self.row_tokens(row))
             for row in self._table
         )
 
@@ -145,8 +146,15 @@ class Scheduler:
             self._prefilling.remove(sequence)
         if sequence in self._table:
             self._table.leave(sequence)
-        else:
+        elif sequence in self._waiting:
             self._waiting.remove(sequence)
+
+    def restart(self, rows: list[Sequence]) -> None:
+        """Let all rows wait again, in this order, and nobody hold a slot."""
+        self._waiting = deque(rows)
+        self._table = SlotTable()
+        self._prefilling = []
+        self._was_prefill = False
 
     def admit(self) -> Admission:
         """Let waiting rows in and close gaps that cost a step; to be called before every plan."""
@@ -160,20 +168,35 @@ class Scheduler:
         return Admission(tuple(moves), tuple(joined))
 
     def share_prompts(self) -> list[tuple[int, int]]:
-        """Give rows the prompt that their twin has finished; returns the slot copies to do.
+        """Give rows the prompt that a sibling holds by now; returns the slot copies to do.
 
         The last prompt token is left to be fed, for its scores.
         """
         copies: list[tuple[int, int]] = []
         for row in self._prefilling:
-            twin = row.twin
-            if twin is None or (twin in self._table and twin.is_prefilling):
+            held = row.num_prompt - 1
+            if row.is_begun or not held:
                 continue
-            if twin in self._table:
-                copies.append((self._table.index(twin), self._table.index(row)))
-                row.num_cached = row.cached_tokens = row.num_prompt - 1
-            row.twin = None
+            donor = self._first_sibling(row, lambda other: other.num_cached >= other.num_prompt - 1)
+            if donor is not None:
+                copies.append((self._table.index(donor), self._table.index(row)))
+                row.num_cached = row.cached_tokens = held
+                row.is_begun = True
         return copies
+
+    def _first_sibling(
+        self, row: Sequence, is_wanted: Callable[[Sequence], bool]
+    ) -> Sequence | None:
+        """Return the oldest sibling of a row, itself included, that is wanted and holds a slot."""
+        wanted = (other for other in row.siblings if is_wanted(other) and other in self._table)
+        return next(wanted, None)
+
+    def _waits(self, row: Sequence) -> bool:
+        """Return whether an older sibling of a row computes their prompt first."""
+        if row.is_begun:
+            return False
+        oldest = self._first_sibling(row, lambda other: other.is_prefilling)
+        return oldest is not None and oldest is not row
 
     def plan(self) -> StepPlan | None:
         """Return the next step, or None when there is nothing to do."""
@@ -236,11 +259,11 @@ class Scheduler:
     def _prefill(self) -> StepPlan:
         """Plan a chunk of the oldest prompt, and of neighbours that fit beside it."""
         bounds = self._bounds()
-        oldest = next(row for row in self._prefilling if row.twin is None)
+        oldest = next(row for row in self._prefilling if not self._waits(row))
         first = self._table.index(oldest)
         self._start(oldest, first)
         rows = [oldest]
-        while neighbour := self._prompt_at(first + len(rows)):
+        while not oldest.is_suspect and (neighbour := self._prompt_at(first + len(rows))):
             wider = [*rows, neighbour]
             if not self._fills(wider, bounds):
                 break
@@ -270,22 +293,26 @@ class Scheduler:
 
     def _prompt_at(self, slot: int) -> Sequence | None:
         row = self._table.at(slot)
-        return row if row in self._prefilling and row is not None and row.twin is None else None
+        if row is None or row not in self._prefilling or row.is_suspect or self._waits(row):
+            return None
+        return row
 
     def _fills(self, rows: list[Sequence], bounds: ChunkBounds) -> bool:
         """Return whether prompts side by side stay in bounds and are half of what they cost."""
-        chunks = [min(row.num_prompt - row.num_cached, bounds.per_row) for row in rows]
+        chunks = [min(row.num_fill - row.num_cached, bounds.per_row) for row in rows]
         width = prefill_width(max(chunks))
         end, columns = max(row.num_cached for row in rows) + width, len(rows) * width
         fits = end <= bounds.end and columns <= bounds.columns
         return fits and 2 * sum(chunks) >= columns
 
     def _chunk(self, sequence: Sequence, index: int, most: int) -> Slot:
-        end = min(sequence.num_cached + most, sequence.num_prompt)
-        tokens = tuple(sequence.ids[sequence.num_cached : end])
-        return Slot(
-            sequence, index, sequence.num_cached, tokens, samples=end == sequence.num_prompt
-        )
+        start = sequence.num_cached
+        length = min(sequence.num_fill - start, most)
+        if start + prefill_width(length) > self.row_tokens(sequence):
+            length = whole_width(length)  # a restarted row may have no room for padding
+        end = start + length
+        tokens = tuple(sequence.ids[start:end])
+        return Slot(sequence, index, start, tokens, samples=end == sequence.num_fill)
 
     def _decode(self) -> StepPlan:
         prefilling = set(map(id, self._prefilling))

@@ -9,9 +9,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import RowError
 from engine.request import Completion, FinishReason, Provenance, Request, TokenLogprobs
 from engine.routing import Route
+
+MAX_FAILURES = 3
+"""A row ends with an error after so many failed steps in which it emitted no token."""
 
 
 class TextSink(Protocol):
@@ -92,9 +94,14 @@ class Sequence:
         num_cached: leading ids whose keys and values are in the row's slot. While decoding it is
             `len(ids) - 1`: the last token is fed by the next step.
         forced_ids: tokens to emit whatever is sampled; used to replay a recorded text.
-        twin: a row of the same prompt, whose slot is copied once its prompt is done.
+        siblings: all copies of one prompt in order of submission, this row among them: one computes
+            it, the others copy its slot. Empty for a row that shares nothing.
         cached_tokens: prompt tokens that were copied from somewhere instead of computed.
         is_begun: whether a first chunk of the prompt was planned.
+        num_fill: leading ids that are fed in chunks: the prompt, and what a row had emitted when it
+            was restarted.
+        is_restarted: whether a failed step made the row start over.
+        num_failures: steps with this row that failed since its last token.
         adapter: index of the row's LoRA adapter in engine.models.lora.AdapterSet; 0 is none.
     """
 
@@ -113,13 +120,17 @@ class Sequence:
     finish_reason: FinishReason | None = None
     error: str | None = None
     forced_ids: tuple[int, ...] = ()
-    twin: Sequence | None = None
+    siblings: tuple[Sequence, ...] = ()
     cached_tokens: int = 0
     is_begun: bool = False
+    num_fill: int = 0
+    is_restarted: bool = False
+    num_failures: int = 0
     adapter: int = 0
 
     def __post_init__(self) -> None:
         self.ids = list(self.request.prompt_ids)
+        self.num_fill = self.num_prompt
 
     @property
     def num_prompt(self) -> int:
@@ -148,13 +159,24 @@ class Sequence:
 
     @property
     def is_prefilling(self) -> bool:
-        """True until every prompt token is in the cache."""
-        return self.num_cached < self.num_prompt
+        """True until every token that is fed in chunks is in the cache."""
+        return self.num_cached < self.num_fill
+
+    @property
+    def is_suspect(self) -> bool:
+        """True when one more failed step ends the row; it is not computed beside others then."""
+        return self.num_failures >= MAX_FAILURES - 1
 
     @property
     def is_finished(self) -> bool:
         """True once a finish reason is set."""
         return self.finish_reason is not None
+
+    def restart(self) -> None:
+        """Hold nothing in any slot; what was emitted is fed again behind the prompt."""
+        self.num_cached = self.cached_tokens = 0
+        self.num_fill = len(self.ids)
+        self.is_begun, self.is_restarted = False, True
 
     def completion(self) -> Completion:
         """Return the frozen record of a finished row."""
@@ -188,5 +210,5 @@ class Sequence:
             return "failed"
         try:
             return self.matcher.check_text(text)
-        except RowError:
+        except Exception:  # noqa: BLE001  # the text stands, and nothing vouches for it
             return "failed"

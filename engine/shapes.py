@@ -49,6 +49,11 @@ def prefill_width(num_tokens: int) -> int:
     return round_up(num_tokens, prefill_block(num_tokens))
 
 
+def whole_width(num_tokens: int) -> int:
+    """Return the most columns up to `num_tokens` that are a declared width of a prompt chunk."""
+    return next(n for n in range(num_tokens, 0, -1) if prefill_width(n) == n)
+
+
 def prefill_block(num_tokens: int) -> int:
     """Return what the width of a chunk of `num_tokens` is a multiple of."""
     return max(PREFILL_BLOCK, (1 << (num_tokens - 1).bit_length()) // PREFILL_STEPS)

@@ -152,7 +152,7 @@ def leftovers(engine: Engine, drafter: DraftSource | None) -> list[str]:
         "projected bytes": stats.projected_bytes,
         "unfinished rows": stats.submitted - stats.finished,
         "live rows": engine._live,
-        "completions": engine._completions,
+        "completions": len(engine._completions),
         "a launched step": engine._flight,
         "rows that prefill": engine._scheduler._prefilling,
         "rows the drafter knows": engine._proposer._known,

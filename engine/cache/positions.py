@@ -92,11 +92,12 @@ def resized(old: mx.array, shape: tuple[int, ...]) -> mx.array:
     """Return an array of another shape: what both have is copied, the rest is zero."""
     both = tuple(slice(0, min(sizes)) for sizes in zip(old.shape, shape, strict=True))
     kept = old[both]
+    if not kept.size:
+        return mx.zeros(shape, old.dtype)
     if kept.shape == shape:
         return mx.contiguous(kept)  # an assignment to all of an array would keep the old one alive
     new = mx.zeros(shape, old.dtype)
-    if kept.size:
-        new[both] = kept
+    new[both] = kept
     return new
 
 

@@ -138,6 +138,12 @@ class PrefixCache:
             evicted_blocks=self._evicted_blocks,
         )
 
+    def clear(self) -> None:
+        """Drop all blocks; prefixes found before stay loadable."""
+        self._roots, self._runs = {}, OrderedDict()
+        self._evicted_blocks += self._num_blocks
+        self._num_bytes = self._num_blocks = 0
+
     def match(self, salt: PrefixSalt, ids: Sequence[int]) -> CachedPrefix:
         """Return the longest chain of held blocks that leaves a token of `ids` to compute."""
         chain = self._chain(salt, self._keys(ids, len(ids) - 1))

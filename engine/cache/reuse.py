@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from engine.cache.prefix import PrefixCache, PrefixSalt, PrefixStats
 from engine.cache.slots import SlotCache
 from engine.config import EngineConfig
 from engine.sequence import Sequence
+
+LOG = logging.getLogger("fm")
 
 
 class PrefixReuse:
@@ -25,21 +30,40 @@ class PrefixReuse:
 
     def take(self, sequence: Sequence, slot: int) -> None:
         """Put the longest known beginning of a row's prompt into its slot."""
-        if self._cache is None:
+        cache = self._cache
+        if cache is None:
             return
-        prefix = self._cache.match(self._salt(sequence), sequence.request.prompt_ids)
-        if prefix.num_tokens:
-            self._cache.load(prefix, self._slots, slot)
-            sequence.num_cached = sequence.cached_tokens = prefix.num_tokens
+        with self._tried(cache):
+            prefix = cache.match(self._salt(sequence), sequence.request.prompt_ids)
+            if prefix.num_tokens:
+                cache.load(prefix, self._slots, slot)
+                sequence.num_cached = sequence.cached_tokens = prefix.num_tokens
 
     def store(self, sequence: Sequence, slot: int) -> None:
         """Keep the tokens of the row whose keys and values are in its slot.
 
         A row that ended inside a burst has fewer ids than its slot has positions.
         """
-        if self._cache is not None:
+        cache = self._cache
+        if cache is not None:
             held = min(sequence.num_cached, len(sequence.ids))
-            self._cache.store(self._salt(sequence), sequence.ids, self._slots, slot, held)
+            with self._tried(cache):
+                cache.store(self._salt(sequence), sequence.ids, self._slots, slot, held)
+
+    def clear(self) -> None:
+        """Drop what is kept: it may hang on a computation that failed."""
+        if self._cache is not None:
+            self._cache.clear()
+
+    @staticmethod
+    @contextmanager
+    def _tried(cache: PrefixCache) -> Iterator[None]:
+        """Go on without what the cache holds when it fails: no row hangs on it."""
+        try:
+            yield
+        except Exception:  # prompts are computed instead
+            LOG.exception("the prefix cache failed and starts anew")
+            cache.clear()
 
     def stats(self) -> PrefixStats:
         """Return the totals of the cache, or why there is none."""

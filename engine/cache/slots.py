@@ -109,12 +109,9 @@ class SlotCache:
         """Take all steps as done, except the last `num_ahead`: nothing goes back behind them."""
         del self._undo[: len(self._undo) - num_ahead]
 
-    def undo(self) -> None:
-        """Go back to before the oldest step that has not landed; what rows counted then is true."""
-        if self._undo:
-            states = self._undo[0][1]
-            self._restore(states, slice(0, self.num_slots), [True] * self.num_slots)
-            self._undo = []
+    def clear(self) -> None:
+        """Hold nothing, and let go of what was computed, or failed to be."""
+        self.resize(0, 0)
 
     def _restore(self, states: list[States], slots: slice, rows: Sequence[bool]) -> None:
         for store, held in zip(self._stores, states, strict=True):

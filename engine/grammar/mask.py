@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.errors import detail_of
 from engine.grammar.state import Bitmask
 from engine.grammar.vocabulary import words
 
@@ -57,7 +58,11 @@ def fill_masks(jobs: Sequence[MaskJob], bitmask: Bitmask) -> list[tuple[int, str
     assert bitmask.flags["C_CONTIGUOUS"], "the bitmask has gaps"
     failures = []
     for index, job in enumerate(jobs):
-        error = job.state.fill(job.draft, bitmask[job.row : job.row + len(job.draft) + 1])
+        rows = bitmask[job.row : job.row + len(job.draft) + 1]
+        try:
+            error = job.state.fill(job.draft, rows)
+        except Exception as failure:  # noqa: BLE001  # ends this row alone
+            error = f"the grammar failed ({detail_of(failure)}); send the request again"
         if error is not None:
             failures.append((index, error))
     return failures

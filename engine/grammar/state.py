@@ -129,7 +129,11 @@ class GrammarState:
         Returns:
             None, or why a row is unusable: an error of the matcher, or no legal token.
         """
-        error = self._try_fill(draft, rows)
+        try:
+            error = self._try_fill(draft, rows)
+        except BaseException:
+            self._restart()  # it may stand behind some of the draft
+            raise
         if error is None or not self._matcher.is_error():
             return error
         try:

@@ -226,7 +226,7 @@ def test_a_prompt_that_is_nearly_done_takes_no_neighbour_beyond_the_cache() -> N
 def test_a_twin_takes_the_prompt_of_the_row_before_it() -> None:
     bench = Bench(EngineConfig(max_rows=4, prefill_chunk=16))
     first, second = (sequence(bench.config, 40, 4, None) for _ in range(2))
-    second.twin = first
+    first.siblings = second.siblings = (first, second)
     bench.scheduler.add(first)
     bench.scheduler.add(second)
     copies: list[tuple[int, int]] = []
@@ -244,7 +244,7 @@ def test_a_twin_takes_the_prompt_of_the_row_before_it() -> None:
 def test_a_twin_whose_row_was_cancelled_computes_the_prompt_itself() -> None:
     bench = Bench(EngineConfig(max_rows=4, prefill_chunk=16))
     first, second = (sequence(bench.config, 40, 4, None) for _ in range(2))
-    second.twin = first
+    first.siblings = second.siblings = (first, second)
     for row in (first, second):
         bench.scheduler.add(row)
     assert bench.plan() is not None
