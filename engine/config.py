@@ -46,7 +46,7 @@ def check_settings(config: Any) -> None:
     for item in fields(config):
         value, meta = getattr(config, item.name), item.metadata
         low, high, choices = meta.get("low"), meta.get("high"), meta.get("choices")
-        is_unset = value is None and item.default is None
+        is_unset = value is None and "None" in str(item.type)
         if choices is not None and not is_unset and not _is_one_of(value, choices):
             listed = ", ".join(str(choice) for choice in choices)
             raise SettingError(f"{item.name} is {value!r}; it must be one of {listed}")
@@ -54,6 +54,8 @@ def check_settings(config: Any) -> None:
             raise SettingError(f"{item.name} is {value!r}; it must be true or false")
         if item.type == "tuple[str, ...]" and not _are_texts(value):
             raise SettingError(f"{item.name} is {value!r}; it must be a tuple of texts")
+        if item.type == "str" and not isinstance(value, str):
+            raise SettingError(f"{item.name} is {value!r}; it must be a text")
         if is_unset or (low is None and high is None):
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):

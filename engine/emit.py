@@ -89,6 +89,7 @@ def _emit(
     All that can fail comes before the row changes; a row whose grammar or text fails ends there.
     """
     try:
+        position = sequence.num_emitted
         if token in eos_ids and not sequence.request.ignore_eos:
             return end(sequence, FinishReason.STOP)
         reason = _take(sequence, token)
@@ -101,7 +102,10 @@ def _emit(
         return fail(sequence, str(error))
     except Exception as error:  # noqa: BLE001  # ends this row alone
         return fail(sequence, f"a token could not be taken ({detail_of(error)}); try again")
-    position = sequence.num_emitted
+    except BaseException as error:
+        # an interrupt: the grammar or the text may be a token ahead of the row by now
+        sequence.error = f"interrupted while a token was taken ({detail_of(error)}); try again"
+        raise
     sequence.ids.append(token)
     sequence.provenance.append(provenance)
     if logprobs is not None:

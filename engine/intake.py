@@ -52,7 +52,11 @@ class Intake:
         check_adapter(request.adapter)
         self.check_ids((*request.prompt_ids, *request.sampling.logit_bias))
         most = min(request.max_tokens, self._context_left(request))
-        sampling = replace(request.sampling, min_tokens=min(request.sampling.min_tokens, most))
+        sampling = replace(
+            request.sampling,
+            min_tokens=min(request.sampling.min_tokens, most),
+            logit_bias=dict(request.sampling.logit_bias),  # the caller may change its own
+        )
         request_id = request.request_id or _new_id()
         request = replace(request, request_id=request_id, max_tokens=most, sampling=sampling)
         constraint = request.constraint
@@ -94,7 +98,8 @@ class Intake:
         """Raise RequestError when one of `ids` is no token."""
         vocab_size = self._model.vocab_size
         for token in ids:
-            if not isinstance(token, int) or not 0 <= token < vocab_size:
+            is_whole = isinstance(token, int) and not isinstance(token, bool)
+            if not is_whole or not 0 <= token < vocab_size:
                 raise RequestError(
                     f"token id {token!r} is no whole number in the vocabulary 0..{vocab_size - 1}"
                 )

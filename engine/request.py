@@ -70,6 +70,9 @@ class Constraint:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.kind not in list(ConstraintKind):
+            kinds = ", ".join(ConstraintKind)
+            raise RequestError(f"constraint is of kind {self.kind!r}; it must be one of {kinds}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,10 +114,15 @@ class SamplingParams:
             raise RequestError(
                 f"top_logprobs is {self.top_logprobs} and logprobs is off; set logprobs too"
             )
-        for token, bias in self.logit_bias.items():
-            if token < 0 or not abs(bias) <= MAX_LOGIT_BIAS:
+        biases: object = self.logit_bias
+        if not isinstance(biases, Mapping):
+            raise RequestError(f"logit_bias is {biases!r}; give a mapping of token id to value")
+        for token, bias in biases.items():
+            is_token = isinstance(token, int) and not isinstance(token, bool) and token >= 0
+            is_bias = isinstance(bias, int | float) and not isinstance(bias, bool)
+            if not is_token or not is_bias or not abs(bias) <= MAX_LOGIT_BIAS:
                 raise RequestError(
-                    f"logit_bias {token}: {bias} is not a token id with a value within "
+                    f"logit_bias {token!r}: {bias!r} is not a token id with a value within "
                     f"-{MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}"
                 )
 
@@ -163,6 +171,14 @@ class Request:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        prompt_ids: object = self.prompt_ids
+        if not isinstance(prompt_ids, tuple | list):
+            kind = type(prompt_ids).__name__
+            raise RequestError(f"prompt_ids is a {kind}; give a tuple of token ids")
+        object.__setattr__(self, "prompt_ids", tuple(prompt_ids))
+        _check_type("sampling", self.sampling, SamplingParams)
+        if self.constraint is not None:
+            _check_type("constraint", self.constraint, Constraint)
         if not self.prompt_ids:
             raise RequestError("prompt_ids is empty; give at least one token")
         stop: object = self.stop
@@ -177,6 +193,11 @@ class Request:
                 f"min_tokens is {self.sampling.min_tokens} and max_tokens {self.max_tokens}; "
                 "min_tokens can be as large, not larger"
             )
+
+
+def _check_type(name: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise RequestError(f"{name} is a {type(value).__name__}; give a {kind.__name__}")
 
 
 @dataclass(frozen=True, slots=True)

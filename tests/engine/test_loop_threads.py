@@ -219,6 +219,36 @@ def test_copies_are_whole_when_the_first_of_them_is_cancelled(lane: str) -> None
         assert list(engine.completion(request_id).token_ids) == expected
 
 
+@pytest.mark.parametrize("num_done", [0, 1, 2])
+def test_a_prompt_is_computed_by_one_copy_at_a_time_when_the_ones_before_it_are_cancelled(
+    num_done: int,
+) -> None:
+    engine = engine_of(LANES["batch"])
+    row = request(70, 6)
+    ids = engine.submit_copies(row, 4)
+    for request_id in ids[:num_done]:
+        engine.step()
+        engine.cancel(request_id)
+    computed = engine.stats().tokens
+    while engine.has_work:
+        engine.step()
+    copies = [engine.completion(request_id) for request_id in ids]
+    expected = tuple(Oracle(tiny_model()).generate(row))
+    assert [copy.token_ids for copy in copies[num_done:]] == [expected] * (4 - num_done)
+    assert [copy.cached_tokens for copy in copies[num_done:]] == [0] + [69] * (3 - num_done)
+    assert engine.stats().tokens < computed + 70 + 3 + 4 * 6
+
+
+def test_copies_that_wait_for_a_slot_take_the_prompt_of_any_copy_that_holds_it() -> None:
+    engine = engine_of(replace(LANES["batch"], max_rows=2))
+    ids = engine.submit_copies(request(70, 6), 6)
+    while engine.has_work:
+        engine.step()
+    cached = [engine.completion(request_id).cached_tokens for request_id in ids]
+    assert cached[:2] == [0, 69]
+    assert cached.count(0) <= 3, "rows that end together leave nobody to copy from"
+
+
 def test_copies_of_a_row_too_many_or_none_are_refused_and_none_is_left() -> None:
     engine = engine_of(LANES["serial"])
     with pytest.raises(RequestError, match="n is 0"):

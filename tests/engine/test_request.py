@@ -9,7 +9,9 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import FmError
-from engine.request import Request, SamplingParams
+from engine.loop import Engine
+from engine.request import Constraint, Request, SamplingParams
+from engine.testing import tiny_model
 
 
 def request(**settings: Any) -> Request:
@@ -33,6 +35,21 @@ def request(**settings: Any) -> Request:
         (SamplingParams, {"logit_bias": {3: 1e39}}, "1e\\+39"),
         (SamplingParams, {"logit_bias": {3: float("nan")}}, "nan"),
         (SamplingParams, {"logit_bias": {-3: 1.0}}, "-3"),
+        (SamplingParams, {"logit_bias": {"3": 1.0}}, "'3'"),
+        (SamplingParams, {"logit_bias": {3: "1"}}, "'1'"),
+        (SamplingParams, {"logit_bias": {3: 1j}}, "1j"),
+        (SamplingParams, {"logit_bias": None}, "None"),
+        (SamplingParams, {"temperature": None}, "None"),
+        (request, {"max_tokens": None}, "None"),
+        (request, {"cache_salt": ["a"]}, "'a'"),
+        (request, {"request_id": ["a"]}, "'a'"),
+        (request, {"adapter": None}, "None"),
+        (request, {"sampling": {"seed": 1}}, "dict"),
+        (request, {"constraint": "[a-f]"}, "str"),
+        (Request, {"prompt_ids": {65, 66}}, "set"),
+        (Request, {"prompt_ids": None}, "NoneType"),
+        (Constraint, {"kind": "poem"}, "poem"),
+        (EngineConfig, {"drafter": None}, "None"),
         (EngineConfig, {"max_rows": 1.5}, "1.5"),
         (EngineConfig, {"max_rows": True}, "True"),
         (EngineConfig, {"pipelined": "false"}, "'false'"),
@@ -50,3 +67,21 @@ def test_a_wrong_value_is_refused_by_name(
 
 def test_whole_numbers_serve_where_fractions_may_stand() -> None:
     assert SamplingParams(temperature=1, top_p=1).temperature == 1
+
+
+def test_a_submitted_row_does_not_change_with_what_the_caller_changes() -> None:
+    prompt, bias = [65, 66, 67], {80: 5.0}
+    row = Request(
+        prompt_ids=prompt,  # type: ignore[arg-type]  # a list is taken, as a copy
+        sampling=SamplingParams(logit_bias=bias),
+        max_tokens=6,
+        ignore_eos=True,
+    )
+    engine = Engine(tiny_model(), EngineConfig())
+    expected = engine.generate([row])[0].token_ids
+    request_id = engine.submit(row)
+    prompt += [68] * 9
+    while engine.has_work:
+        engine.step()
+        bias[81] = 1e9
+    assert engine.completion(request_id).token_ids == expected

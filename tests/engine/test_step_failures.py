@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cache
+from inspect import CO_GENERATOR
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
+import mlx.core as mx
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import engine.loop
+from engine import arrays
 from engine.config import EngineConfig
 from engine.draft.registry import build_drafter
 from engine.draft.source import DraftSource
 from engine.loop import Engine
 from engine.models.load import LoadedModel
-from engine.request import Completion, Constraint, ConstraintKind, FinishReason, Request
-from engine.request import SamplingParams
+from engine.plan import RowRange
+from engine.request import (
+    Completion,
+    Constraint,
+    ConstraintKind,
+    FinishReason,
+    Request,
+    SamplingParams,
+    TokenEvent,
+)
 from engine.sequence import MAX_FAILURES
 from engine.testing import tiny_model
+from engine.text import TextStream
 from harness.stress_play import leftovers
 from tests.engine.cache.families import family
 
@@ -34,23 +47,34 @@ class InjectedError(Exception):
     """What no code expects."""
 
 
-@contextmanager
-def raising_at(place: int) -> Iterator[list[str]]:
-    """Raise where the engine enters its `place`th function; yields the functions entered."""
-    entered: list[str] = []
+@dataclass
+class Saboteur:
+    """Raises where a step enters its `place`th function of the engine, once.
 
-    def profile(frame: FrameType, event: str, _arg: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(SOURCES):
-            entered.append(f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_qualname}")
-            if len(entered) == place:
+    Attributes:
+        entered: the functions entered so far; generators are left out, which Python also enters to
+            close them.
+    """
+
+    place: int
+    entered: list[str] = field(default_factory=list)
+
+    def step(self, served: Engine) -> list[TokenEvent]:
+        """Step, watched."""
+        sys.setprofile(self._enter if len(self.entered) < self.place else None)
+        try:
+            return served.step()
+        finally:
+            sys.setprofile(None)
+
+    def _enter(self, frame: FrameType, event: str, _arg: object) -> None:
+        code = frame.f_code
+        is_ours = code.co_filename.startswith(SOURCES) and not code.co_flags & CO_GENERATOR
+        if event == "call" and is_ours:
+            self.entered.append(f"{Path(code.co_filename).stem}.{code.co_qualname}")
+            if len(self.entered) == self.place:
                 sys.setprofile(None)
-                raise InjectedError(entered[-1])
-
-    sys.setprofile(profile)
-    try:
-        yield entered
-    finally:
-        sys.setprofile(None)
+                raise InjectedError(self.entered[-1])
 
 
 @dataclass(frozen=True)
@@ -74,7 +98,7 @@ SETTINGS = {
     "batch": Setting(replace(BATCH, prefix_cache_bytes=10**7)),
     "batch+ngram": Setting(replace(SPEC, prefix_cache_bytes=10**7)),
     "batch+two_model": Setting(replace(SPEC, drafter="two_model")),
-    "batch+kv8": Setting(replace(BATCH, kv_bits=8)),
+    "batch+kv8": Setting(replace(BATCH, kv_bits=8), lambda: family("llama")),
     "mamba2": Setting(SPEC, lambda: family("mamba2")),
     "qwen3_next": Setting(SPEC, lambda: family("qwen3_next")),
     "gemma3": Setting(BATCH, lambda: family("gemma3_text")),
@@ -82,7 +106,7 @@ SETTINGS = {
 
 
 def requests() -> list[Request]:
-    """Rows of which one waits for a slot, one is a grammar's, one draws and one has a long prompt."""
+    """One row of each kind: a long prompt, a grammar, drawn tokens; one of them waits for a slot."""
     text = tuple(33 + (7 * i * i) % 60 for i in range(70))
     yes = Constraint(kind=ConstraintKind.REGEX, value="[a-f]{3}(x|y){4}")
     return [
@@ -124,23 +148,20 @@ def run(name: str, place: int) -> Outcome:
     served, drafter = SETTINGS[name].open()
     ids = [served.submit(request) for request in requests()]
     told: dict[str, list[int]] = {request_id: [] for request_id in ids}
-    failures = 0
-    with raising_at(place) as entered:
-        for _ in range(400):
-            try:
-                events = served.step()
-            except InjectedError:
-                failures += 1
-                continue
-            for event in events:
-                assert event.position == len(told[event.request_id])
-                told[event.request_id] += [] if event.token_id is None else [event.token_id]
-            if not served._scheduler.has_work and not events:
-                break
-    sys.setprofile(None)
-    assert not served.has_work, f"wedged after {entered[place - 1]}"
+    saboteur, failures, steps = Saboteur(place), 0, 0
+    while served.has_work:
+        steps += 1
+        assert steps < 400, f"wedged after {saboteur.entered[-1]}"
+        try:
+            events = saboteur.step(served)
+        except InjectedError:
+            failures += 1
+            continue
+        for event in events:
+            assert event.position == len(told[event.request_id])
+            told[event.request_id] += [] if event.token_id is None else [event.token_id]
     done = {request_id: served.completion(request_id) for request_id in ids}
-    return Outcome(done, told, entered, failures, leftovers(served, drafter))
+    return Outcome(done, told, saboteur.entered, failures, leftovers(served, drafter))
 
 
 @cache
@@ -151,7 +172,7 @@ def num_places(name: str) -> int:
 
 def check(name: str, place: int) -> None:
     outcome = run(name, place)
-    where = outcome.entered[place - 1]
+    where = outcome.entered[-1]
     assert not outcome.left, (where, outcome.left)
     broken = [row for row in outcome.completions.values() if row.error is not None]
     assert len(broken) + outcome.failures <= 1, (where, broken)
@@ -171,3 +192,143 @@ def test_one_failure_anywhere_in_a_step_ends_at_most_the_row_it_is_about(name: s
         check(name, place)
 
     search()
+
+
+class FailingDevice:
+    """Fails whenever it has to compute on behalf of a token that no other row has.
+
+    What is launched fails unseen: the next wait raises, whoever waits.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, served: Engine, token: int) -> None:
+        self.is_failed = False
+        for method in ("prefill", "forward"):
+            monkeypatch.setattr(
+                served._runner, method, self._watched(getattr(served._runner, method), token)
+            )
+        for wait in ("read", "wait"):
+            monkeypatch.setattr(arrays, wait, self._failing(getattr(arrays, wait)))
+
+    def _watched(self, feed: Callable[..., Any], token: int) -> Callable[..., Any]:
+        def fed(ids: mx.array, rows: RowRange) -> mx.array:
+            self.is_failed |= token in np.array(ids)
+            return feed(ids, rows)
+
+        return fed
+
+    def _failing(self, wait: Callable[..., Any]) -> Callable[..., Any]:
+        def waited(*wanted: mx.array) -> Any:
+            if self.is_failed:
+                self.is_failed = False
+                raise InjectedError("the device is lost")
+            return wait(*wanted)
+
+        return waited
+
+
+def step_through(served: Engine, most: int = 200) -> int:
+    """Step to the end whatever is raised; returns how often it was."""
+    failures = 0
+    for _ in range(most):
+        if not served.has_work:
+            return failures
+        try:
+            served.step()
+        except InjectedError:
+            failures += 1
+    raise AssertionError("wedged")
+
+
+@pytest.mark.parametrize("place", [0, 30, 69])
+@pytest.mark.parametrize("name", ["serial", "batch", "batch+ngram", "mamba2", "gemma3"])
+def test_a_prompt_the_device_cannot_compute_ends_alone_though_its_failure_comes_late(
+    name: str, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = alone(name)
+    served, drafter = SETTINGS[name].open()
+    doomed, *others = requests()
+    poison = 1 + max(max(row.prompt_ids) for row in requests())
+    ids = list(doomed.prompt_ids)
+    ids[place] = poison
+    FailingDevice(monkeypatch, served, poison)
+    names = [served.submit(row) for row in (*others, replace(doomed, prompt_ids=tuple(ids)))]
+    failures = step_through(served)
+    *whole, broken = [served.completion(request_id) for request_id in names]
+    assert [row.token_ids for row in whole] == [expected[row.request_id] for row in others]
+    assert broken.finish_reason is FinishReason.ERROR
+    assert broken.error is not None
+    assert f"{MAX_FAILURES} steps failed" in broken.error
+    assert "the device is lost" in broken.error
+    assert failures <= MAX_FAILURES + 1
+    assert not leftovers(served, drafter)
+
+
+@pytest.mark.parametrize("name", ["serial", "batch", "batch+two_model"])
+@pytest.mark.parametrize("where", ["make_room", "prefill", "forward"])
+def test_a_device_that_never_works_ends_every_row_with_an_error(
+    name: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise InjectedError("out of memory")
+
+    served, drafter = SETTINGS[name].open()
+    monkeypatch.setattr(served._runner, where, fail)
+    rows = [row for _ in range(3) for row in requests()]
+    names = [served.submit(replace(row, request_id="")) for row in rows]
+    failures = step_through(served)
+    assert failures <= MAX_FAILURES * len(rows)
+    for request_id in names:
+        completion = served.completion(request_id)
+        assert where == "forward" or completion.finish_reason is FinishReason.ERROR
+    assert not leftovers(served, drafter)
+    monkeypatch.undo()
+    served, _ = SETTINGS[name].open()
+    assert served.generate(requests()[:1])[0].token_ids == alone(name)["long"]
+
+
+def test_a_text_that_cannot_be_made_ends_its_row_alone() -> None:
+    class Broken(TextStream):
+        def push(self, token_id: int) -> str:
+            raise InjectedError("no such bytes")
+
+    served, drafter = SETTINGS["batch"].open()
+    names = [served.submit(row) for row in requests()]
+    served._live["regex"].text = Broken(tiny_model().tokenizer.token_bytes)
+    assert step_through(served) == 0
+    done = {name: served.completion(name) for name in names}
+    assert done["regex"].error is not None
+    assert "InjectedError: no such bytes" in done["regex"].error
+    for name in ("long", "drawn"):
+        assert done[name].token_ids == alone("batch")[name]
+    assert not leftovers(served, drafter)
+
+
+def test_a_restarted_row_fits_the_room_it_was_let_in_with() -> None:
+    """Emitted tokens are fed in chunks, whose padding may not go past the row's last position."""
+    request = Request(prompt_ids=(65,) * 3, max_tokens=253, ignore_eos=True, request_id="edge")
+    config = EngineConfig(prefill_chunk=16)
+    expected = Engine(tiny_model(), config).generate([request])[0].token_ids
+    for kept in (200, 249, 251, 252):
+        served = Engine(tiny_model(), replace(config, kv_budget_gb=None))
+        served.submit(request)
+        while served._live["edge"].num_emitted < kept:
+            served.step()
+        served._start_over(InjectedError("once"))
+        assert step_through(served, most=400) == 0
+        assert served.completion("edge").token_ids == expected
+
+
+def test_a_generate_that_is_interrupted_leaves_no_row_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    served, drafter = SETTINGS["batch"].open()
+    monkeypatch.setattr(arrays, "read", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        served.generate(requests())
+    monkeypatch.undo()
+    assert not leftovers(served, drafter)
+    completion = served.generate(requests()[:1])[0]
+    assert completion.token_ids == alone("batch")["long"]
