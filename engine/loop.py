@@ -153,14 +153,16 @@ class Engine:
 
         A step may raise (out of memory, a broken drafter). Then every live row starts over: what it
         has emitted stands and is fed again behind its prompt, so that the next calls go on with the
-        same tokens. What was emitted before the step raised is told by the next call. A row that is
-        in MAX_FAILURES failed steps without a token between ends with an error. So calling step
-        while there is work comes to an end, whatever is raised.
+        same tokens. What was emitted before the step raised is told by the next call, which does
+        nothing else. A row that is in MAX_FAILURES failed steps without a token between ends with
+        an error. So calling step while there is work comes to an end, whatever is raised.
         """
         try:
             with self._lock:
                 self._at_risk = []
                 self._proposer.forget_leavers()
+                if self._untold:
+                    return self._tell()
                 flight = self._flight or self._launch()
                 if flight is None:
                     return self._tell()

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from operator import index
 
 import mlx.core as mx
 
@@ -132,10 +133,18 @@ class Proposer:
         while self._leavers and self._drafter is not None:
             sequence = self._leavers.pop()
             self._known.pop(id(sequence), None)
-            try:
-                self._drafter.close(sequence)
-            except Exception:  # the row has its answer already
-                LOG.exception("the drafter failed to forget %s", sequence.request.request_id)
+            if not self._closes(sequence):
+                self._closes(sequence)
+
+    def _closes(self, sequence: Sequence) -> bool:
+        """Let the drafter forget a row; returns whether it did."""
+        assert self._drafter is not None
+        try:
+            self._drafter.close(sequence)
+        except Exception:  # the row has its answer already
+            LOG.exception("the drafter failed to forget %s", sequence.request.request_id)
+            return False
+        return True
 
     def restart(self) -> None:
         """Let the drafter forget every row and all it has computed; on the engine's thread only."""
@@ -166,6 +175,8 @@ class Proposer:
         if len(proposals) != len(requests):
             raise ValueError(f"{len(proposals)} proposals for {len(requests)} rows")
         for offered in proposals:
+            for token in offered.ids:
+                index(token)  # raises when it is no whole number
             wanted = (len(offered.ids), self._model.vocab_size)
             if offered.scores is not None and tuple(offered.scores.shape) != wanted:
                 raise ValueError(f"laws of shape {offered.scores.shape}, not {wanted}")

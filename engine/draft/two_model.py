@@ -153,10 +153,13 @@ class TwoModelDrafter:
 
     def close(self, sequence: Sequence) -> None:
         """Free the row's slot."""
-        row = self._by_sequence.pop(id(sequence), None)
-        if row is not None:
+        row = self._by_sequence.get(id(sequence))
+        if row is None:
+            return
+        if row in self._table:
             self._table.leave(row)
-            self._params.leave(sequence)
+        self._params.leave(sequence)
+        del self._by_sequence[id(sequence)]
 
     def token_s(self, rows: int) -> float:
         """Return the time of one forward of the drafter; waits for the device."""

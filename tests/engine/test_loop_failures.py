@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Rows
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -113,15 +114,28 @@ def test_a_drafter_that_answers_for_too_few_rows_breaks_the_rows_it_left_out() -
         assert "0 proposals for 1 rows" in completion.error
 
 
+@pytest.mark.parametrize("draft", [["a"], [None], [65, 1.5]], ids=str)
+@pytest.mark.parametrize("acceptance", ["match", "rejection"])
+def test_a_draft_that_is_no_token_id_ends_its_row_alone(acceptance: str, draft: list[Any]) -> None:
+    drafter = ScriptedDrafter(lambda sequence: draft if sequence.ids[0] == 65 else [70])
+    config = replace(LANES["batch+spec"], acceptance=acceptance)
+    broken, whole = Engine(tiny_model(), config, drafter).generate(two_rows())
+    assert broken.error is not None
+    assert "the drafter failed (TypeError" in broken.error
+    assert list(whole.token_ids) == Oracle(tiny_model()).generate(two_rows()[1])
+    assert not drafter.open_rows
+
+
 class FailingMatcher:
     """A grammar that allows all and fails when it is asked one thing."""
 
-    def __init__(self, method: str) -> None:
+    def __init__(self, method: str, error: type[Exception]) -> None:
         self.fails_in = method
+        self.error = error
 
     def _fail(self, method: str) -> None:
         if method == self.fails_in:
-            raise RowError(f"broken in {method}")
+            raise self.error(f"broken in {method}")
 
     @property
     def is_accepting(self) -> bool:
@@ -144,7 +158,8 @@ class FailingMatcher:
         self._fail("advance")
 
     def fill(self, draft: Rows[int], rows: np.ndarray) -> str | None:
-        """Fail as a matcher does here, or leave everything legal."""
+        """Fail as a matcher does here, or as it should not, or leave everything legal."""
+        self._fail("raise_in_fill")
         return "broken in fill" if self.fails_in == "fill" else None
 
     def check_text(self, text: str) -> str:
@@ -154,11 +169,16 @@ class FailingMatcher:
 
 
 @pytest.mark.parametrize("lane", ["serial", "batch", "batch+spec"])
-@pytest.mark.parametrize("method", ["advance", "is_finished", "is_accepting", "fill", "check_text"])
-def test_a_row_whose_grammar_fails_ends_alone(lane: str, method: str) -> None:
+@pytest.mark.parametrize("error", [RowError, RuntimeError])
+@pytest.mark.parametrize(
+    "method", ["advance", "is_finished", "is_accepting", "fill", "raise_in_fill", "check_text"]
+)
+def test_a_row_whose_grammar_fails_ends_alone(
+    lane: str, method: str, error: type[Exception]
+) -> None:
     engine = Engine(tiny_model(), LANES[lane], build_drafter(LANES[lane]))
     broken_id, whole_id = [engine.submit(request) for request in two_rows()]
-    engine._live[broken_id].matcher = FailingMatcher(method)
+    engine._live[broken_id].matcher = FailingMatcher(method, error)
     while engine.has_work:
         engine.step()
     broken, whole = engine.completion(broken_id), engine.completion(whole_id)
@@ -168,7 +188,8 @@ def test_a_row_whose_grammar_fails_ends_alone(lane: str, method: str) -> None:
         assert broken.finish_reason is FinishReason.STOP
     else:
         assert broken.finish_reason is FinishReason.ERROR
-        assert broken.error == f"broken in {method}"
+        assert broken.error is not None
+        assert f"broken in {method}" in broken.error
     assert engine.stats().active == 0
 
 
