@@ -267,6 +267,22 @@ def test_a_prompt_the_device_cannot_compute_ends_alone_though_its_failure_comes_
     assert not leftovers(served, drafter)
 
 
+def test_of_two_prompts_in_one_step_the_one_that_fails_ends_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, whole, broken = requests()
+    seen = {0, *whole.prompt_ids, *alone("batch")[whole.request_id]}
+    poison = next(token for token in range(256) if token not in seen)
+    served, drafter = SETTINGS["batch"].open()
+    FailingDevice(monkeypatch, served, poison)
+    served.submit(whole)
+    served.submit(replace(broken, prompt_ids=(poison, *broken.prompt_ids[:4])))
+    step_through(served)
+    assert served.completion(whole.request_id).token_ids == alone("batch")[whole.request_id]
+    assert served.completion(broken.request_id).finish_reason is FinishReason.ERROR
+    assert not leftovers(served, drafter)
+
+
 @pytest.mark.parametrize("name", ["serial", "batch", "batch+two_model"])
 @pytest.mark.parametrize("where", ["make_room", "prefill"])
 def test_a_device_that_never_works_ends_every_row_with_an_error(
