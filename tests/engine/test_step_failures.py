@@ -197,11 +197,13 @@ def test_one_failure_anywhere_in_a_step_ends_at_most_the_row_it_is_about(name: s
 class FailingDevice:
     """Fails whenever it has to compute one token.
 
-    What is launched fails unseen: the next wait raises, whoever waits.
+    What is launched fails unseen: the next wait raises, whoever waits, and nothing that was
+    computed can be read any more.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, served: Engine, token: int) -> None:
         self.is_failed = False
+        self._served = served
         for method in ("prefill", "forward"):
             monkeypatch.setattr(
                 served._runner, method, self._watched(getattr(served._runner, method), token)
@@ -223,10 +225,18 @@ class FailingDevice:
         def waited(*wanted: mx.array) -> Any:
             if self.is_failed:
                 self.is_failed = False
+                self._spoil()
                 raise InjectedError("the device is lost")
             return wait(*wanted)
 
         return waited
+
+    def _spoil(self) -> None:
+        prefixes = self._served._prefixes._cache
+        runs = [run.arrays for run in prefixes._runs] if prefixes is not None else []
+        for layers in (self._served._runner.cache.arrays(), *runs):
+            for array in (array for layer in layers for array in layer):
+                array[...] = mx.nan
 
 
 def step_through(served: Engine, most: int = 200) -> int:
@@ -240,6 +250,22 @@ def step_through(served: Engine, most: int = 200) -> int:
         except InjectedError:
             failures += 1
     raise AssertionError("wedged")
+
+
+def test_prefixes_kept_before_the_device_failed_are_not_used_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, _, broken = requests()
+    expected = alone("serial")[first.request_id]
+    seen = {0, *first.prompt_ids, *expected}
+    poison = next(token for token in range(256) if token not in seen)
+    served, _ = SETTINGS["serial"].open()
+    FailingDevice(monkeypatch, served, poison)
+    assert served.generate([first])[0].token_ids == expected
+    assert served.generate([first])[0].cached_tokens == 64
+    served.submit(replace(broken, prompt_ids=(poison,)))
+    step_through(served)
+    assert served.generate([first])[0].token_ids == expected
 
 
 @pytest.mark.parametrize("place", [0, 30, 69])
