@@ -12,7 +12,7 @@ from engine.plan import StepKind, StepPlan
 from engine.request import FinishReason, Request
 from engine.routing import Lane, route
 from engine.scheduler import Scheduler
-from engine.sequence import Sequence
+from engine.sequence import MAX_FAILURES, Sequence
 from engine.shapes import ROW_BUCKETS, prefill_width, whole_bucket
 from engine.text import TextStream
 
@@ -253,6 +253,18 @@ def test_a_twin_whose_row_was_cancelled_computes_the_prompt_itself() -> None:
     assert plan is not None
     assert [slot.sequence for slot in plan.slots] == [second]
     assert plan.slots[0].start == 0
+
+
+@pytest.mark.parametrize("suspect", [0, 1])
+def test_a_row_that_is_about_to_be_given_up_is_computed_alone(suspect: int) -> None:
+    bench = Bench(EngineConfig(max_rows=4))
+    rows = [sequence(bench.config, 40, 4, None) for _ in range(2)]
+    rows[suspect].num_failures = MAX_FAILURES - 1
+    for row in rows:
+        bench.scheduler.add(row)
+    plan = bench.plan()
+    assert plan is not None
+    assert [slot.sequence for slot in plan.slots] == [rows[0]]
 
 
 def test_a_chained_plan_only_moves_every_row_one_token_further() -> None:

@@ -22,6 +22,7 @@ from engine import arrays
 from engine.config import EngineConfig
 from engine.draft.registry import build_drafter
 from engine.draft.source import DraftSource
+from engine.draft.two_model import TwoModelDrafter
 from engine.loop import Engine
 from engine.models.load import LoadedModel
 from engine.plan import RowRange
@@ -348,6 +349,32 @@ def test_rows_come_to_their_end_though_every_decode_step_fails(
     assert not leftovers(served, drafter)
 
 
+@pytest.mark.parametrize("name", SETTINGS)
+def test_after_a_step_that_raised_nothing_is_held_but_what_rows_have_said(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise InjectedError("once")
+
+    served, drafter = SETTINGS[name].open()
+    ids = [served.submit(row) for row in requests()]
+    while served.stats().active and not any(row.num_emitted > 2 for row in served._live.values()):
+        served.step()
+    monkeypatch.setattr(arrays, "read", fail)
+    with pytest.raises(InjectedError):
+        while True:
+            served.step()
+    stats = served.stats()
+    assert (stats.active, stats.kv_bytes, stats.prefix.num_bytes) == (0, 0, 0)
+    assert stats.pending == len(served._live)
+    assert not served._proposer._known
+    if isinstance(drafter, TwoModelDrafter):
+        assert drafter._runner.cache.num_bytes == 0
+    monkeypatch.undo()
+    step_through(served)
+    assert {row: served.completion(row).token_ids for row in ids} == alone(name)
+
+
 def test_a_text_that_cannot_be_made_ends_its_row_alone() -> None:
     class Broken(TextStream):
         def push(self, token_id: int) -> str:
@@ -367,11 +394,11 @@ def test_a_text_that_cannot_be_made_ends_its_row_alone() -> None:
 
 def test_a_restarted_row_fits_the_room_it_was_let_in_with() -> None:
     """Emitted tokens are fed in chunks, whose padding may not go past the row's last position."""
-    request = Request(prompt_ids=(65,) * 3, max_tokens=253, ignore_eos=True, request_id="edge")
-    config = EngineConfig(prefill_chunk=16)
+    request = Request(prompt_ids=(65,) * 3, max_tokens=252, ignore_eos=True, request_id="edge")
+    config = EngineConfig(prefill_chunk=9)
     expected = Engine(tiny_model(), config).generate([request])[0].token_ids
-    for kept in (200, 249, 251, 252):
-        served = Engine(tiny_model(), replace(config, kv_budget_gb=None))
+    for kept in (200, 249, 251):
+        served = Engine(tiny_model(), config)
         served.submit(request)
         while served._live["edge"].num_emitted < kept:
             served.step()
