@@ -361,9 +361,12 @@ def test_after_a_step_that_raised_nothing_is_held_but_what_rows_have_said(
     while served.stats().active and not any(row.num_emitted > 2 for row in served._live.values()):
         served.step()
     monkeypatch.setattr(arrays, "read", fail)
-    with pytest.raises(InjectedError):
-        while True:
+    failures = 0
+    while not failures:  # a step inside a prompt reads nothing
+        try:
             served.step()
+        except InjectedError:
+            failures += 1
     stats = served.stats()
     assert (stats.active, stats.kv_bytes, stats.prefix.num_bytes) == (0, 0, 0)
     assert stats.pending == len(served._live)
