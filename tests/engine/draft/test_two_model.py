@@ -103,7 +103,7 @@ def test_a_drafter_catches_up_within_the_cache_its_row_was_given() -> None:
     settings = config(2)
     engine = Engine(target, settings, build_drafter(settings, other_model(6)))
     engine._scheduler._draft_budgets = Pause()
-    assert engine._scheduler.row_tokens(engine._sequence(row)) == 512
+    assert engine._scheduler.row_tokens(engine._intake.row(row)) == 512
     expected = Engine(target, EngineConfig()).generate([row])[0].token_ids
     assert engine.generate([row])[0].token_ids == expected
 
