@@ -29,9 +29,27 @@ def blas_threads() -> int:
     Raises:
         SettingError: FM_BLAS_THREADS is not a number from 1 to 64.
     """
+    asked = _asked_threads()
+    return asked or min(threads_for(usable_cores(), os.getloadavg()[0]), *_limits())
+
+
+def product_streams() -> int:
+    """Return how many streams may share a large product, 1 or 2.
+
+    Streams sleep while they wait, so that a busy core costs them little: the free core is used for
+    such products, unless the variables of `blas_threads` say 1.
+
+    Raises:
+        SettingError: as `blas_threads`.
+    """
+    return min(2, usable_cores(), _asked_threads() or min(_limits()))
+
+
+def _asked_threads() -> int | None:
+    """Return FM_BLAS_THREADS; None when it is not set."""
     asked = os.environ.get("FM_BLAS_THREADS")
     if not asked:
-        return min(threads_for(usable_cores(), os.getloadavg()[0]), *_limits())
+        return None
     if not (asked.isascii() and asked.isdigit() and 1 <= int(asked) <= 64):
         raise SettingError(f"FM_BLAS_THREADS is {asked!r}; it must be a number from 1 to 64")
     return int(asked)

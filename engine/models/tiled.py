@@ -5,15 +5,20 @@ Its AVX-512 kernels skip that while a product is small, and they are fastest whe
 side by side. A weight [outputs, inputs] is therefore kept as [tiles, inputs, tile], and rows are
 multiplied in groups that stay under the limit: a tile that has been read serves all groups from
 the cache. Every output is summed input by input in one order, so a row's result does not depend on
-how many rows are beside it. docs/decisions/blas.md has the figures.
+how many rows are beside it. Many rows are bound by arithmetic instead, and half of them goes to a
+second core. docs/decisions/blas.md has the figures.
 """
 
 from __future__ import annotations
 
+import threading
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+
+from engine.cores import product_streams
 
 PACKLESS_LIMIT = 1_000_000
 """Largest rows x outputs x inputs that OpenBLAS's small-matrix kernels take."""
@@ -23,6 +28,12 @@ TILES = (64, 32, 16)
 
 MOST_ROWS = 8
 """Rows of a product; more gain nothing."""
+
+SHARED_ROWS = 32
+"""Rows from which two cores share a product; with fewer they wait for the memory anyway."""
+
+SHARED_WEIGHTS = 300_000
+"""Weights from which they do; meeting twice costs more than a smaller product takes."""
 
 
 def tile_of(outputs: int, inputs: int) -> int:
@@ -57,7 +68,7 @@ def tiled_matmul(x: mx.array, tiles: mx.array) -> mx.array:
     Returns:
         [..., outputs].
     """
-    num_tiles, inputs, tile = tiles.shape
+    inputs, tile = tiles.shape[1:]
     rows = x.size // inputs
     most = rows_of(tile, inputs)
     groups = -(-rows // most)
@@ -65,8 +76,38 @@ def tiled_matmul(x: mx.array, tiles: mx.array) -> mx.array:
     x = x.reshape(rows, inputs)
     if groups * each > rows:
         x = mx.pad(x, [(0, groups * each - rows), (0, 0)])
-    parts = x.reshape(1, groups, each, inputs) @ tiles[:, None]
-    return parts.transpose(1, 2, 0, 3).reshape(groups * each, num_tiles * tile)[:rows]
+    x = x.reshape(1, groups, each, inputs)
+    if rows < SHARED_ROWS or tiles.size < SHARED_WEIGHTS or _num_streams() == 1:
+        return _multiply(x, tiles)[:rows]
+    with mx.stream(_second_stream()):
+        second = _multiply(x[:, groups // 2 :], tiles)
+    return mx.concatenate([_multiply(x[:, : groups // 2], tiles), second])[:rows]
+
+
+def _multiply(x: mx.array, tiles: mx.array) -> mx.array:
+    """Return groups of rows, [1, groups, each, inputs], times tiles, [groups * each, outputs]."""
+    return (x @ tiles[:, None]).transpose(1, 2, 0, 3).reshape(x.shape[1] * x.shape[2], -1)
+
+
+class _Streams(threading.local):
+    """The second stream of each thread; MLX lets a thread use only its own."""
+
+    second: mx.Stream | None = None
+
+
+_streams = _Streams()
+
+
+def _second_stream() -> mx.Stream:
+    """Return the stream whose work goes to another core."""
+    if _streams.second is None:
+        _streams.second = mx.new_stream(mx.cpu)
+    return _streams.second
+
+
+@cache
+def _num_streams() -> int:
+    return product_streams()
 
 
 class TiledLinear(nn.Linear):

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cores import MOST_THREADS, blas_threads, cpu_quota, threads_for, usable_cores
+from engine.cores import (
+    MOST_THREADS,
+    blas_threads,
+    cpu_quota,
+    product_streams,
+    threads_for,
+    usable_cores,
+)
 from engine.errors import SettingError
 
 
@@ -59,6 +66,26 @@ def test_the_rule_is_capped_and_bounded_by_what_the_user_gave_openmp(
 
     free_environment.setenv("FM_BLAS_THREADS", "5")
     assert blas_threads() == 5
+
+
+@pytest.mark.parametrize(
+    ("cores", "name", "value", "streams"),
+    [
+        (1, "", "", 1),
+        (2, "", "", 2),
+        (64, "", "", 2),
+        (2, "FM_BLAS_THREADS", "1", 1),
+        (2, "OMP_NUM_THREADS", "1", 1),
+        (2, "FM_BLAS_THREADS", "4", 2),
+    ],
+)
+def test_a_large_product_is_shared_where_there_is_a_second_core_and_nobody_forbids_it(
+    free_environment: pytest.MonkeyPatch, cores: int, name: str, value: str, streams: int
+) -> None:
+    free_environment.setattr("engine.cores.usable_cores", lambda: cores)
+    if name:
+        free_environment.setenv(name, value)
+    assert product_streams() == streams
 
 
 @pytest.mark.parametrize("value", ["0", "65", "-1", "two", "1.5", "²"])

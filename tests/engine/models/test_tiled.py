@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Thread
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -10,9 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.backend import prefers_tiled_weights
+from engine.models import tiled
 from engine.models.tiled import (
     MOST_ROWS,
     PACKLESS_LIMIT,
+    SHARED_ROWS,
+    SHARED_WEIGHTS,
     TiledEmbedding,
     TiledLinear,
     from_tiles,
@@ -71,6 +76,29 @@ def test_a_rows_product_does_not_depend_on_the_rows_beside_it(inputs: int) -> No
     for rows in (2, 7, 9, 40):
         together = np.array(tiled_matmul(x[:rows], tiles))
         assert np.array_equal(together, np.concatenate(alone[:rows]))
+
+
+@pytest.mark.parametrize("rows", [SHARED_ROWS, 45, 512])
+def test_a_second_core_changes_no_bit_in_any_thread(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = mx.random.normal((rows, 576), key=mx.random.key(1))
+    tiles = mx.random.normal((9, 576, 64), key=mx.random.key(2))
+    assert tiles.size >= SHARED_WEIGHTS
+    found: list[np.ndarray] = []
+
+    def multiply() -> None:
+        a, b = mx.array(np.array(x)), mx.array(np.array(tiles))  # a thread has streams of its own
+        found.append(np.array(tiled_matmul(a, b)))
+
+    for streams in (1, 2):
+        monkeypatch.setattr(tiled, "_num_streams", lambda count=streams: count)
+        multiply()
+        thread = Thread(target=multiply)
+        thread.start()
+        thread.join()
+    assert len(found) == 4
+    assert all(np.array_equal(found[0], other) for other in found)
 
 
 class Small(nn.Module):
