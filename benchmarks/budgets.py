@@ -47,7 +47,7 @@ class Walk:
     def of(cls, prompt: list[int], text: list[int]) -> Walk:
         """Begin behind the first token, which the prefill chooses."""
         request = Request(prompt_ids=tuple(prompt), max_tokens=len(text))
-        config = EngineConfig(num_draft_tokens=BUDGET)
+        config = EngineConfig(num_draft_tokens=BUDGET, draft_budgets="fixed")
         sequence = Sequence(request, route(config, request), 0, TextStream(lambda _: b"", ()))
         sequence.ids.append(text[0])
         return cls(sequence, text, RowIndex())

@@ -22,7 +22,10 @@ NUM_PROMPT = 500
 def decoding(num_rows: int, num_draft_tokens: int) -> Scheduler:
     """A scheduler whose rows are all behind their prompts."""
     config = EngineConfig(
-        max_rows=num_rows, num_draft_tokens=num_draft_tokens, spec_batching="batched"
+        max_rows=num_rows,
+        num_draft_tokens=num_draft_tokens,
+        draft_budgets="fixed",
+        spec_batching="batched",
     )
     scheduler = Scheduler(config, KvBudget(KvCosts(per_token=1)))
     for _ in range(num_rows):

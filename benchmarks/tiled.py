@@ -1,100 +1,103 @@
-"""What blocked products and shared rotary angles buy on a CPU: one SmolLM2-135M forward, both ways.
+"""What tiled weights and plain arithmetic buy on a CPU: SmolLM2-135M, each way of computing.
 
-    uv run python benchmarks/blocked.py
+    uv run python benchmarks/tiled.py [ROWS,...] [WIDTH]
 
-Prints the process's CPU milliseconds, fastest of several, plain and tuned, interleaved; CPU time is
-less disturbed by other programs than wall time is. The first two columns are the matrix products
-alone, the last two the whole forward over a cache of 150 tokens.
+Prints milliseconds of one forward, the fastest of several, all ways interleaved in one process:
+as mlx-lm's layers compute, with shared rotary angles, with tiled weights beside them, and with
+plain arithmetic for exponentials too, which is how fm loads a model. Rows hold 150 tokens each and
+take WIDTH (1) new ones. The last column is the matrix products alone, tiled.
 """
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest import mock
 
 import engine  # noqa: F401  # before mlx, for the BLAS
 
 # isort: split
 import mlx.core as mx
-import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from engine.backend import backend_info
 from engine.cache.layout import build_stores
 from engine.cache.slots import SlotCache
-from engine.models.blocked import BLOCKED, blocked_matmul
-from engine.models.load import load_model
-from engine.models.rotary import SharedRoPE
+from engine.models import load
+from engine.models.tiled import tiled_matmul
 
-PASSES = 7
+PASSES = 9
 CONTEXT = 150
-PLAIN = {tuned: plain for plain, tuned in BLOCKED.items()} | {SharedRoPE: nn.RoPE}
-TUNED = {plain: tuned for tuned, plain in PLAIN.items()}
+
+WAYS: dict[str, tuple[str, ...]] = {
+    "mlx-lm": ("share_rotations", "tile_weights", "exchange_functions"),
+    "+ rotary": ("tile_weights", "exchange_functions"),
+    "+ tiles": ("exchange_functions",),
+    "+ arithmetic": (),
+}
+"""Way -> what loading leaves out."""
 
 
-def swap(model: nn.Module, classes: dict[type, type]) -> None:
-    """Let every layer compute as another class does; arrays stay."""
-    for _, module in model.named_modules():
-        module.__class__ = classes.get(type(module), type(module))
+@contextmanager
+def without(names: tuple[str, ...]) -> Iterator[None]:
+    """Let loading leave out some of its steps."""
+    patches = [mock.patch.object(load, name, return_value=None) for name in names]
+    for patch in patches:
+        patch.start()
+    yield
+    for patch in patches:
+        patch.stop()
 
 
-def cpu_ms(work: Callable[[], object]) -> float:
-    """CPU milliseconds of one evaluation."""
-    before = time.process_time()
-    mx.eval(work())
-    return 1e3 * (time.process_time() - before)
-
-
-def fastest(ways: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """The fastest of several interleaved evaluations of each way."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(PASSES + 1):
-        for name, work in ways.items():
-            times[name].append(cpu_ms(work))
-    return {name: min(values[1:]) for name, values in times.items()}
-
-
-def products(weights: list[mx.array], rows: int) -> dict[str, float]:
-    """CPU milliseconds of all matrix products."""
-    inputs = {size: mx.random.normal((rows, size)) for size in {w.shape[1] for w in weights}}
-    mx.eval(list(inputs.values()))
-    return fastest(
-        {
-            "plain": lambda: [inputs[w.shape[1]] @ w.T for w in weights],
-            "tuned": lambda: [blocked_matmul(inputs[w.shape[1]], w) for w in weights],
-        }
-    )
-
-
-def forwards(model: nn.Module, rows: int) -> dict[str, float]:
-    """CPU milliseconds of one forward."""
+def forward(name: str, rows: int, width: int) -> Callable[[], mx.array]:
+    """Return a forward of `rows` rows of about CONTEXT tokens."""
+    with without(WAYS[name]):
+        model = load.load_model("smollm2-135m").model
     cache = SlotCache(build_stores("model", model))
-    cache.resize(1, CONTEXT + rows)
-    views = cache.views(0, [0], [CONTEXT], CONTEXT)
-    mx.eval(model(mx.zeros((1, CONTEXT), mx.int32), cache=views))
+    starts = [CONTEXT - row % 30 for row in range(rows)]
+    cache.resize(rows, CONTEXT + width)
+    ids = mx.ones((rows, width), mx.int32)
 
-    def forward(classes: dict[type, type]) -> mx.array:
-        swap(model, classes)
-        ids = mx.ones((1, rows), mx.int32)
-        views = cache.views(0, [CONTEXT], [rows], rows)
-        return mx.argmax(model(ids, cache=views), axis=-1)
+    def run() -> mx.array:
+        logits: mx.array = model(ids, cache=cache.views(0, starts, [width] * rows, width))
+        return mx.argmax(logits, axis=-1)
 
-    return fastest({"plain": lambda: forward(PLAIN), "tuned": lambda: forward(TUNED)})
+    return run
+
+
+def products(rows: int) -> Callable[[], list[mx.array]]:
+    """Return all matrix products of a forward."""
+    model = load.load_model("smollm2-135m").model
+    tiles = [a for name, a in tree_flatten(model.parameters()) if name.endswith("tiles")]
+    inputs = {size: mx.random.normal((rows, size)) for size in {t.shape[1] for t in tiles}}
+    mx.eval(list(inputs.values()))
+    return lambda: [tiled_matmul(inputs[t.shape[1]], t) for t in tiles]
+
+
+def fastest_ms(ways: list[Callable[[], object]]) -> list[float]:
+    """Return the fastest of several interleaved evaluations of each way."""
+    times: list[list[float]] = [[] for _ in ways]
+    for _ in range(PASSES):
+        for index, work in enumerate(ways):
+            before = time.perf_counter()
+            mx.eval(work())
+            times[index].append(1e3 * (time.perf_counter() - before))
+    return [min(values[1:]) for values in times]
 
 
 def main() -> None:
     """Print the table."""
+    rows = [int(text) for text in sys.argv[1].split(",")] if sys.argv[1:] else [1, 2, 4, 8, 16, 32]
+    width = int(sys.argv[2]) if sys.argv[2:] else 1
     info = backend_info()
     print(f"{info.blas_name} {info.blas_version}, {info.blas_core}, {info.blas_threads} thread(s)")
-    model = load_model("smollm2-135m").model
-    weights = [array for _, array in tree_flatten(model.parameters()) if array.ndim == 2]
-    print("rows   products: plain  tuned   forward: plain  tuned   (CPU ms)")
-    for rows in (1, 2, 4, 8, 16):
-        part, whole = products(weights, rows), forwards(model, rows)
-        print(
-            f"{rows:4d} {part['plain']:17.1f} {part['tuned']:6.1f}"
-            f" {whole['plain']:16.1f} {whole['tuned']:6.1f}"
-        )
+    print("| rows |" + "".join(f" {name} |" for name in WAYS) + " products |")
+    for count in rows:
+        ways: list[Callable[[], object]] = [forward(name, count, width) for name in WAYS]
+        figures = fastest_ms([*ways, products(count * width)])
+        print(f"| {count} |" + "".join(f" {ms:.1f} |" for ms in figures), flush=True)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ class EngineConfig:
         high=MAX_DRAFT_TOKENS,
     )
     spec_batching: str = setting(
-        "serial",
+        "batched",
         "where requests with drafts run when max_rows is above 1",
         choices=("serial", "batched"),
     )
@@ -125,9 +125,9 @@ class EngineConfig:
         choices=("match", "rejection"),
     )
     draft_budgets: str = setting(
-        "fixed",
-        "drafts of a row in a step: always num_draft_tokens, or what lately pays at this machine's "
-        "step costs",
+        "adaptive",
+        "drafts of a row in a step: always num_draft_tokens (fixed), or what lately pays at this "
+        "machine's step costs (adaptive)",
         choices=("fixed", "adaptive"),
     )
     prefill_chunk: int = device_setting(

@@ -40,10 +40,13 @@ TEMPERATURES = (0.0, 0.8)
 NUM_DRAFT_TOKENS = 3
 
 LANES: dict[str, EngineConfig] = {
-    "serial+spec": EngineConfig(num_draft_tokens=NUM_DRAFT_TOKENS),
+    "serial+spec": EngineConfig(num_draft_tokens=NUM_DRAFT_TOKENS, draft_budgets="fixed"),
     "batch4": EngineConfig(max_rows=4),
     "batch4+spec": EngineConfig(
-        max_rows=4, num_draft_tokens=NUM_DRAFT_TOKENS, spec_batching="batched"
+        max_rows=4,
+        num_draft_tokens=NUM_DRAFT_TOKENS,
+        draft_budgets="fixed",
+        spec_batching="batched",
     ),
 }
 """Lanes that repeat the serial one, free and under a grammar."""
@@ -154,7 +157,9 @@ class Audit:
         for request, completion in zip(requests, serial, strict=True):
             _compare(check, oracle, request, completion, list(self._mlx_lm(request, None)))
         self._done(check)
-        config = EngineConfig(num_draft_tokens=NUM_DRAFT_TOKENS, drafter="two_model")
+        config = EngineConfig(
+            num_draft_tokens=NUM_DRAFT_TOKENS, draft_budgets="fixed", drafter="two_model"
+        )
         requests = requests[:MAX_PAIR_PROMPTS]
         for draft in self.draft_models:
             check = Check(f"two_model {draft.name} == mlx-lm", 0.0)

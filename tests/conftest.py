@@ -4,5 +4,5 @@ import os
 
 import engine  # noqa: F401  # imported for its effect
 
-# CUDA rounds the factors of float32 products to 10 bits otherwise, far from what tests compare with.
+# CUDA rounds the factors of float32 products to 10 bits otherwise; tests compare whole ones.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")

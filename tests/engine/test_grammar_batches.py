@@ -42,8 +42,10 @@ SCHEMAS: list[dict[str, Any]] = [
 LANES = {
     "plain": EngineConfig(),
     "not pipelined": EngineConfig(pipelined=False),
-    "ngram": EngineConfig(num_draft_tokens=3, spec_batching="batched"),
-    "two_model": EngineConfig(num_draft_tokens=7, spec_batching="batched", drafter="two_model"),
+    "ngram": EngineConfig(num_draft_tokens=3, draft_budgets="fixed", spec_batching="batched"),
+    "two_model": EngineConfig(
+        num_draft_tokens=7, draft_budgets="fixed", spec_batching="batched", drafter="two_model"
+    ),
 }
 
 

@@ -31,10 +31,16 @@ LANES = {
     "serial": EngineConfig(),
     "serial, not pipelined": EngineConfig(pipelined=False),
     "batch": EngineConfig(max_rows=4),
-    "serial+spec": EngineConfig(num_draft_tokens=3),
-    "batch+spec": EngineConfig(max_rows=4, num_draft_tokens=3, spec_batching="batched"),
+    "serial+spec": EngineConfig(num_draft_tokens=3, draft_budgets="fixed"),
+    "batch+spec": EngineConfig(
+        max_rows=4, num_draft_tokens=3, draft_budgets="fixed", spec_batching="batched"
+    ),
     "batch+spec two_model": EngineConfig(
-        max_rows=4, num_draft_tokens=3, drafter="two_model", spec_batching="batched"
+        max_rows=4,
+        num_draft_tokens=3,
+        draft_budgets="fixed",
+        drafter="two_model",
+        spec_batching="batched",
     ),
 }
 REPEATING = tuple(b"abcabcabcabcabc")
@@ -161,7 +167,7 @@ def test_they_are_read_in_the_one_wait_of_the_step(lane: str) -> None:
 
 def test_the_wrong_end_of_a_burst_has_no_logprobs() -> None:
     drafter = ScriptedDrafter(lambda row: [row.ids[-1]] * 3)
-    engine = Engine(tiny_model(), EngineConfig(num_draft_tokens=3), drafter)
+    engine = Engine(tiny_model(), EngineConfig(num_draft_tokens=3, draft_budgets="fixed"), drafter)
     request = Request(prompt_ids=REPEATING, max_tokens=30, sampling=VARIANTS["sampled"])
     (completion,), _ = run(engine, [request])
     assert completion.drafted > completion.accepted

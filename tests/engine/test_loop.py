@@ -32,15 +32,23 @@ LANES = {
     "serial, not pipelined": EngineConfig(pipelined=False),
     "serial, tiny chunks": EngineConfig(prefill_chunk=3),
     "batch": EngineConfig(max_rows=4),
-    "serial+spec": EngineConfig(num_draft_tokens=3),
-    "serial+spec wide": EngineConfig(num_draft_tokens=15),
-    "batch+spec": EngineConfig(max_rows=4, num_draft_tokens=3, spec_batching="batched"),
-    "batch+spec routed": EngineConfig(max_rows=4, num_draft_tokens=3),
+    "serial+spec": EngineConfig(num_draft_tokens=3, draft_budgets="fixed"),
+    "serial+spec wide": EngineConfig(num_draft_tokens=15, draft_budgets="fixed"),
+    "batch+spec": EngineConfig(
+        max_rows=4, num_draft_tokens=3, draft_budgets="fixed", spec_batching="batched"
+    ),
+    "batch+spec routed": EngineConfig(max_rows=4, num_draft_tokens=3, draft_budgets="fixed"),
 }
 TWO_MODEL = {
-    "serial+spec two_model": EngineConfig(num_draft_tokens=4, drafter="two_model"),
+    "serial+spec two_model": EngineConfig(
+        num_draft_tokens=4, draft_budgets="fixed", drafter="two_model"
+    ),
     "batch+spec two_model": EngineConfig(
-        max_rows=4, num_draft_tokens=3, drafter="two_model", spec_batching="batched"
+        max_rows=4,
+        num_draft_tokens=3,
+        draft_budgets="fixed",
+        drafter="two_model",
+        spec_batching="batched",
     ),
 }
 
@@ -175,7 +183,9 @@ def test_an_end_token_inside_a_burst_cuts_the_burst_there(end_at: int, budget: i
     text = "ABCDE"[:end_at]
     model = scripted_model(text)
     drafter = right_drafter(model, text)
-    completion = answer(model, EngineConfig(num_draft_tokens=budget), drafter)
+    completion = answer(
+        model, EngineConfig(num_draft_tokens=budget, draft_budgets="fixed"), drafter
+    )
     assert (completion.text, completion.finish_reason) == (text, FinishReason.STOP)
     assert completion.accepted == completion.drafted
     assert not drafter.open_rows
@@ -184,7 +194,7 @@ def test_an_end_token_inside_a_burst_cuts_the_burst_there(end_at: int, budget: i
 def test_a_drafted_end_token_the_target_rejects_changes_nothing_and_drafting_goes_on() -> None:
     model = scripted_model("abc")
     drafter = ScriptedDrafter(lambda sequence: [min(model.eos_ids)])
-    completion = answer(model, EngineConfig(num_draft_tokens=3), drafter)
+    completion = answer(model, EngineConfig(num_draft_tokens=3, draft_budgets="fixed"), drafter)
     assert (completion.text, completion.finish_reason) == ("abc", FinishReason.STOP)
     assert completion.drafted > 2
     assert completion.provenance[0] is Provenance.SAMPLED
@@ -205,13 +215,15 @@ def test_a_broken_drafter_cannot_change_the_output(
     propose: Callable[[Sequence], list[int]],
 ) -> None:
     model = scripted_model("ABCDE")
-    completion = answer(model, EngineConfig(num_draft_tokens=3), ScriptedDrafter(propose))
+    completion = answer(
+        model, EngineConfig(num_draft_tokens=3, draft_budgets="fixed"), ScriptedDrafter(propose)
+    )
     assert (completion.text, completion.finish_reason) == ("ABCDE", FinishReason.STOP)
 
 
 def test_a_drafter_equal_to_its_target_is_accepted_entirely_over_a_long_run() -> None:
     model = tiny_model()
-    config = EngineConfig(num_draft_tokens=4, drafter="two_model")
+    config = EngineConfig(num_draft_tokens=4, draft_budgets="fixed", drafter="two_model")
     for temperature in (0.0, 0.9):
         request = request_for(
             model, "Once", max_tokens=600, ignore_eos=True, temperature=temperature, seed=3
@@ -239,7 +251,7 @@ def test_plain_lanes_wait_for_the_device_once_a_step(lane: str) -> None:
 
 def test_a_step_with_drafts_waits_once_more_only_when_the_drafter_does() -> None:
     model = tiny_model()
-    engine = engine_of(model, EngineConfig(num_draft_tokens=4))
+    engine = engine_of(model, EngineConfig(num_draft_tokens=4, draft_budgets="fixed"))
     before = arrays.SYNCS.count
     engine.generate([request_for(model, "abcabcabcabc", max_tokens=50, ignore_eos=True)])
     assert arrays.SYNCS.count - before == engine.stats().steps
@@ -259,6 +271,7 @@ def test_cancel_in_any_phase_frees_the_row_and_leaves_survivors_alone(
         max_rows=2,
         prefill_chunk=8,
         num_draft_tokens=config.num_draft_tokens,
+        draft_budgets="fixed",
         spec_batching=config.spec_batching,
     )
     survivor = Request(prompt_ids=prompts([30])[0], max_tokens=25, ignore_eos=True)
@@ -375,7 +388,7 @@ def test_a_replay_beside_live_rows_is_refused() -> None:
 
 def test_drafts_without_a_drafter_are_refused() -> None:
     with pytest.raises(SettingError, match="num_draft_tokens is 3"):
-        Engine(tiny_model(), EngineConfig(num_draft_tokens=3))
+        Engine(tiny_model(), EngineConfig(num_draft_tokens=3, draft_budgets="fixed"))
 
 
 def test_a_batch_with_a_refused_request_leaves_nothing_behind() -> None:

@@ -31,7 +31,13 @@ mixes = st.lists(st.tuples(st.integers(1, 500), st.integers(1, 20)), min_size=1,
 def test_any_mix_of_requests_stays_under_the_budget_and_finishes(
     mix: list[tuple[int, int]], positions: int, drafts: int
 ) -> None:
-    engine = engine_of(positions, max_rows=4, num_draft_tokens=drafts, spec_batching="batched")
+    engine = engine_of(
+        positions,
+        max_rows=4,
+        num_draft_tokens=drafts,
+        draft_budgets="fixed",
+        spec_batching="batched",
+    )
     budget = engine.stats().budget_bytes
     assert budget is not None
     ids = [

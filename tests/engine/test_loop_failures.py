@@ -24,7 +24,9 @@ from engine.testing import ScriptedDrafter, tiny_model
 LANES = {
     "serial": EngineConfig(),
     "batch": EngineConfig(max_rows=4),
-    "batch+spec": EngineConfig(max_rows=4, num_draft_tokens=3, spec_batching="batched"),
+    "batch+spec": EngineConfig(
+        max_rows=4, num_draft_tokens=3, draft_budgets="fixed", spec_batching="batched"
+    ),
 }
 
 

@@ -45,8 +45,10 @@ LANES = {
     "serial": EngineConfig(),
     "serial, not pipelined": EngineConfig(pipelined=False),
     "batch": EngineConfig(max_rows=4),
-    "serial+spec": EngineConfig(num_draft_tokens=7),
-    "batch+spec": EngineConfig(max_rows=4, num_draft_tokens=3, spec_batching="batched"),
+    "serial+spec": EngineConfig(num_draft_tokens=7, draft_budgets="fixed"),
+    "batch+spec": EngineConfig(
+        max_rows=4, num_draft_tokens=3, draft_budgets="fixed", spec_batching="batched"
+    ),
 }
 
 
@@ -136,7 +138,7 @@ def test_any_draft_leaves_the_constrained_text_as_it_is(variant: str, budget: in
         "all illegal": lambda row: drafts("]]]]"),
         "no such token": lambda row: [*truth[row.num_emitted :][:1], 10**8],
     }
-    config = EngineConfig(num_draft_tokens=budget)
+    config = EngineConfig(num_draft_tokens=budget, draft_budgets="fixed")
     engine = Engine(model, config, ScriptedDrafter(scripts[variant]))
     completion = engine.generate([RIGHT])[0]
     assert list(completion.token_ids) == truth
@@ -155,7 +157,9 @@ def test_a_draft_that_leads_into_a_dead_end_does_not_end_the_row() -> None:
         sampling=SamplingParams(logit_bias={drafts("b")[0]: 50.0}),
     )
     engine = Engine(
-        tiny_model(), EngineConfig(num_draft_tokens=3), ScriptedDrafter(lambda row: drafts("a"))
+        tiny_model(),
+        EngineConfig(num_draft_tokens=3, draft_budgets="fixed"),
+        ScriptedDrafter(lambda row: drafts("a")),
     )
     completion = engine.generate([request])[0]
     assert (completion.text, completion.error) == ("cb", None)

@@ -29,11 +29,17 @@ LANES = {
     "serial, not pipelined": {"pipelined": False},
     "serial, tiny chunks": {"prefill_chunk": 3},
     "batch": {"max_rows": 4},
-    "serial+spec": {"num_draft_tokens": 3},
-    "batch+spec": {"max_rows": 4, "num_draft_tokens": 3, "spec_batching": "batched"},
+    "serial+spec": {"num_draft_tokens": 3, "draft_budgets": "fixed"},
+    "batch+spec": {
+        "max_rows": 4,
+        "num_draft_tokens": 3,
+        "draft_budgets": "fixed",
+        "spec_batching": "batched",
+    },
     "batch+spec two_model": {
         "max_rows": 4,
         "num_draft_tokens": 3,
+        "draft_budgets": "fixed",
         "drafter": "two_model",
         "spec_batching": "batched",
     },
@@ -122,7 +128,9 @@ def test_drafts_of_the_base_model_are_judged_by_the_rows_own_adapter(
     (own,) = engine_with(places, "serial").generate([requests(names=("one",))[0]])
 
     def draft(ids: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-        config = EngineConfig(num_draft_tokens=3, adapters=(f"one={places['one']}",))
+        config = EngineConfig(
+            num_draft_tokens=3, draft_budgets="fixed", adapters=(f"one={places['one']}",)
+        )
         drafter = ScriptedDrafter(lambda sequence: list(ids[sequence.num_emitted :]))
         (done,) = Engine(tiny_model(), config, drafter).generate([requests(names=("one",))[0]])
         return done.token_ids, done.accepted

@@ -32,10 +32,17 @@ LANES = {
     "serial": COLUMNS,
     "serial, tiny chunks": replace(COLUMNS, prefill_chunk=50),
     "batch": replace(COLUMNS, max_rows=4),
-    "serial+spec": replace(COLUMNS, num_draft_tokens=3),
-    "batch+spec": replace(COLUMNS, max_rows=4, num_draft_tokens=3, spec_batching="batched"),
+    "serial+spec": replace(COLUMNS, num_draft_tokens=3, draft_budgets="fixed"),
+    "batch+spec": replace(
+        COLUMNS, max_rows=4, num_draft_tokens=3, draft_budgets="fixed", spec_batching="batched"
+    ),
     "batch+spec two_model": replace(
-        COLUMNS, max_rows=4, num_draft_tokens=3, spec_batching="batched", drafter="two_model"
+        COLUMNS,
+        max_rows=4,
+        num_draft_tokens=3,
+        draft_budgets="fixed",
+        spec_batching="batched",
+        drafter="two_model",
     ),
 }
 CHOICE = Constraint(kind=ConstraintKind.REGEX, value="[a-c]{3,60}x?")
@@ -170,7 +177,7 @@ def test_rejected_drafts_never_enter_a_block(junk: int, max_tokens: int) -> None
     first = request(text(100), max_tokens=max_tokens)
     plain = engine_of(EngineConfig())
     emitted = plain.generate([first])[0].token_ids
-    config = with_cache(EngineConfig(num_draft_tokens=7))
+    config = with_cache(EngineConfig(num_draft_tokens=7, draft_budgets="fixed"))
     engine = engine_of(config, scripted(emitted, junk))
     assert engine.generate([first])[0].token_ids == emitted
     second = request((*first.prompt_ids, *emitted, *text(9)), num_draft_tokens=0)
@@ -185,7 +192,8 @@ def test_a_row_that_ends_inside_a_burst_leaves_only_what_it_emitted() -> None:
     reply = plain.generate([first])[0]
     stopped = replace(first, stop=(reply.text[25:31],))
     engine = engine_of(
-        with_cache(EngineConfig(num_draft_tokens=15)), scripted(reply.token_ids, junk=0)
+        with_cache(EngineConfig(num_draft_tokens=15, draft_budgets="fixed")),
+        scripted(reply.token_ids, junk=0),
     )
     cut = engine.generate([stopped])[0]
     assert cut.finish_reason is FinishReason.STOP

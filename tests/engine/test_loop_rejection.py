@@ -36,9 +36,13 @@ START = start_id(tiny_model())
 NEVER = -1e4
 """Score of a token that is never drawn."""
 
-SERIAL = EngineConfig(num_draft_tokens=3, acceptance="rejection")
+SERIAL = EngineConfig(num_draft_tokens=3, draft_budgets="fixed", acceptance="rejection")
 BATCH = EngineConfig(
-    max_rows=8, num_draft_tokens=3, spec_batching="batched", acceptance="rejection"
+    max_rows=8,
+    num_draft_tokens=3,
+    draft_budgets="fixed",
+    spec_batching="batched",
+    acceptance="rejection",
 )
 
 
@@ -375,7 +379,9 @@ def test_greedy_rows_are_those_of_not_speculating(
 ) -> None:
     requests = mixed_requests(tiny_model(), (0.0, 0.0, 1.1))
     plain = Engine(tiny_model(), EngineConfig()).generate(requests)
-    ours = engine_of(config, drafter=drafter, num_draft_tokens=budget).generate(requests)
+    ours = engine_of(
+        config, drafter=drafter, num_draft_tokens=budget, draft_budgets="fixed"
+    ).generate(requests)
     for request, left, right in zip(requests, plain, ours, strict=True):
         if request.sampling.temperature == 0:
             assert left.token_ids == right.token_ids
@@ -414,7 +420,7 @@ def test_a_law_equal_to_the_targets_is_accepted_with_noise_of_its_own_and_not_by
     """The reason for the mode: a drafter that cannot share the target's noise."""
 
     def share(acceptance: str) -> float:
-        config = EngineConfig(num_draft_tokens=3, acceptance=acceptance)
+        config = EngineConfig(num_draft_tokens=3, draft_budgets="fixed", acceptance=acceptance)
         engine = Engine(table_model(TARGET), config, table_drafter(TARGET))
         request = request_for(engine.model, temperature=1.0, seed=5, max_tokens=300)
         completion = engine.generate([request])[0]

@@ -23,7 +23,9 @@ from engine.testing import tiny_model
 LANES = {
     "serial": EngineConfig(),
     "batch": EngineConfig(max_rows=4, prefill_chunk=32, interleaved_prefill=16),
-    "batch+spec": EngineConfig(max_rows=4, num_draft_tokens=3, spec_batching="batched"),
+    "batch+spec": EngineConfig(
+        max_rows=4, num_draft_tokens=3, draft_budgets="fixed", spec_batching="batched"
+    ),
 }
 
 

@@ -18,11 +18,19 @@ LANES = {
     "serial": EngineConfig(),
     "serial, not pipelined": EngineConfig(pipelined=False),
     "batch": EngineConfig(max_rows=4),
-    "serial+spec": EngineConfig(num_draft_tokens=3),
-    "batch+spec": EngineConfig(max_rows=4, num_draft_tokens=3, spec_batching="batched"),
-    "serial+spec two_model": EngineConfig(num_draft_tokens=4, drafter="two_model"),
+    "serial+spec": EngineConfig(num_draft_tokens=3, draft_budgets="fixed"),
+    "batch+spec": EngineConfig(
+        max_rows=4, num_draft_tokens=3, draft_budgets="fixed", spec_batching="batched"
+    ),
+    "serial+spec two_model": EngineConfig(
+        num_draft_tokens=4, draft_budgets="fixed", drafter="two_model"
+    ),
     "batch+spec two_model": EngineConfig(
-        max_rows=4, num_draft_tokens=3, drafter="two_model", spec_batching="batched"
+        max_rows=4,
+        num_draft_tokens=3,
+        draft_budgets="fixed",
+        drafter="two_model",
+        spec_batching="batched",
     ),
 }
 EAGER = dict.fromkeys(tiny_model().eos_ids, 60.0)
@@ -95,7 +103,9 @@ def test_a_drafted_end_token_that_comes_too_early_is_an_illegal_draft() -> None:
     model = tiny_model()
     end = min(model.eos_ids)
     drafter = ScriptedDrafter(lambda row: [end, 65])
-    completion = Engine(model, EngineConfig(num_draft_tokens=3), drafter).generate([eager(6)])[0]
+    completion = Engine(
+        model, EngineConfig(num_draft_tokens=3, draft_budgets="fixed"), drafter
+    ).generate([eager(6)])[0]
     assert len(completion.token_ids) == 6
     assert completion.illegal_drafts == 5  # one for each of tokens 2 to 6; the seventh may end
     assert completion.drafted == 6

@@ -43,7 +43,11 @@ class Watched:
 
     def __init__(self) -> None:
         config = EngineConfig(
-            max_rows=12, num_draft_tokens=7, spec_batching="batched", prefill_chunk=CHUNK
+            max_rows=12,
+            num_draft_tokens=7,
+            draft_budgets="fixed",
+            spec_batching="batched",
+            prefill_chunk=CHUNK,
         )
         self.engine = Engine(tiny_model(), config, build_drafter(config))
         self.extents: set[int] = set()

@@ -93,7 +93,7 @@ class Setting:
 
 
 BATCH = EngineConfig(max_rows=2, prefill_chunk=24, interleaved_prefill=16)
-SPEC = replace(BATCH, num_draft_tokens=3, spec_batching="batched")
+SPEC = replace(BATCH, num_draft_tokens=3, draft_budgets="fixed", spec_batching="batched")
 SETTINGS = {
     "serial": Setting(EngineConfig(prefill_chunk=24, prefix_cache_bytes=10**7)),
     "batch": Setting(replace(BATCH, prefix_cache_bytes=10**7)),

@@ -34,9 +34,13 @@ from harness.law import (
 from harness.store.rows import RequestRow
 
 REPLY = RequestRow(trial_id="t", position=0, prompt_id="p")
-SERIAL = EngineConfig(num_draft_tokens=3, acceptance="rejection")
+SERIAL = EngineConfig(num_draft_tokens=3, draft_budgets="fixed", acceptance="rejection")
 BATCH = EngineConfig(
-    max_rows=4, num_draft_tokens=3, spec_batching="batched", acceptance="rejection"
+    max_rows=4,
+    num_draft_tokens=3,
+    draft_budgets="fixed",
+    spec_batching="batched",
+    acceptance="rejection",
 )
 PEOPLE = Constraint(
     kind=ConstraintKind.JSON_SCHEMA,

@@ -67,8 +67,13 @@ def problems() -> list[str]:
     oracle = Oracle(tiny_model())
     lanes = [
         (EngineConfig(), None),
-        (EngineConfig(num_draft_tokens=7), half_right()),
-        (EngineConfig(max_rows=4, num_draft_tokens=7, spec_batching="batched"), half_right()),
+        (EngineConfig(num_draft_tokens=7, draft_budgets="fixed"), half_right()),
+        (
+            EngineConfig(
+                max_rows=4, num_draft_tokens=7, draft_budgets="fixed", spec_batching="batched"
+            ),
+            half_right(),
+        ),
     ]
     found = []
     for config, drafter in lanes:

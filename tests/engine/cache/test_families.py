@@ -156,9 +156,13 @@ LANES = {
     "batch": EngineConfig(max_rows=3, prefill_chunk=5),
 }
 DRAFTED = {
-    "serial+spec": EngineConfig(num_draft_tokens=NUM_DRAFTS),
+    "serial+spec": EngineConfig(num_draft_tokens=NUM_DRAFTS, draft_budgets="fixed"),
     "batch+spec": EngineConfig(
-        max_rows=3, num_draft_tokens=NUM_DRAFTS, spec_batching="batched", prefill_chunk=5
+        max_rows=3,
+        num_draft_tokens=NUM_DRAFTS,
+        draft_budgets="fixed",
+        spec_batching="batched",
+        prefill_chunk=5,
     ),
 }
 

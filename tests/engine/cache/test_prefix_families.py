@@ -27,7 +27,11 @@ LANES = {
     "serial": EngineConfig(prefill_chunk=BLOCK),
     "batch": EngineConfig(prefill_chunk=BLOCK, max_rows=3),
     "batch+spec": EngineConfig(
-        prefill_chunk=BLOCK, max_rows=3, num_draft_tokens=3, spec_batching="batched"
+        prefill_chunk=BLOCK,
+        max_rows=3,
+        num_draft_tokens=3,
+        draft_budgets="fixed",
+        spec_batching="batched",
     ),
 }
 """Chunks of a block: a forward over the rest has the shape it has without the cache."""

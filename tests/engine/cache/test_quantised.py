@@ -140,7 +140,11 @@ def test_every_lane_emits_the_ids_of_the_quantised_serial_lane(bits: int) -> Non
 
     for max_rows, drafts in [(3, 0), (1, 3), (3, 3)]:
         config = EngineConfig(
-            max_rows=max_rows, num_draft_tokens=drafts, spec_batching="batched", kv_bits=bits
+            max_rows=max_rows,
+            num_draft_tokens=drafts,
+            draft_budgets="fixed",
+            spec_batching="batched",
+            kv_bits=bits,
         )
         engine = Engine(model, config, ScriptedDrafter(propose))
         for request, completion in zip(requests, engine.generate(requests), strict=True):

@@ -29,9 +29,13 @@ Script = Callable[[Sequence], int]
 LANES = {
     "serial": EngineConfig(),
     "batch": EngineConfig(max_rows=3, prefill_chunk=5),
-    "serial+spec": EngineConfig(num_draft_tokens=NUM_DRAFTS),
+    "serial+spec": EngineConfig(num_draft_tokens=NUM_DRAFTS, draft_budgets="fixed"),
     "batch+spec": EngineConfig(
-        max_rows=3, num_draft_tokens=NUM_DRAFTS, spec_batching="batched", prefill_chunk=5
+        max_rows=3,
+        num_draft_tokens=NUM_DRAFTS,
+        draft_budgets="fixed",
+        spec_batching="batched",
+        prefill_chunk=5,
     ),
 }
 DRAFTED = [name for name in LANES if "spec" in name]
@@ -83,7 +87,11 @@ def test_drafts_right_or_wrong_leave_the_ids_of_the_model_alone(
 def test_tokens_fed_again_fit_the_cache_up_to_the_last_position_of_a_row(num_drafts: int) -> None:
     """Tokens fed again make a step as wide as it can be, for every row and with few drafts."""
     config = EngineConfig(
-        max_rows=2, num_draft_tokens=NUM_DRAFTS, spec_batching="batched", prefill_chunk=128
+        max_rows=2,
+        num_draft_tokens=NUM_DRAFTS,
+        draft_budgets="fixed",
+        spec_batching="batched",
+        prefill_chunk=128,
     )
     short = Request(prompt_ids=prompts()[0], max_tokens=2 * EMITTED, ignore_eos=True)
     long = Request(

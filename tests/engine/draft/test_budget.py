@@ -47,7 +47,7 @@ def cpu_costs(drafted: float = 0.0) -> StepCosts:
 
 
 def row(drafts: int = 7, max_tokens: int = 10_000) -> Sequence:
-    config = EngineConfig(num_draft_tokens=drafts)
+    config = EngineConfig(num_draft_tokens=drafts, draft_budgets="fixed")
     request = Request(prompt_ids=(1,), max_tokens=max_tokens)
     return Sequence(request, route(config, request), 0, TextStream(lambda _: b"", ()))
 

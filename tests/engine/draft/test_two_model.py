@@ -42,7 +42,12 @@ def other_model(seed: int) -> LoadedModel:
 def config(num_draft_tokens: int, **settings: object) -> EngineConfig:
     """Settings of a two_model engine."""
     return EngineConfig.from_mapping(
-        {"num_draft_tokens": num_draft_tokens, "drafter": "two_model", **settings}
+        {
+            "num_draft_tokens": num_draft_tokens,
+            "draft_budgets": "fixed",
+            "drafter": "two_model",
+            **settings,
+        }
     )
 
 
@@ -126,4 +131,4 @@ def test_a_two_model_drafter_without_a_model_and_an_unknown_drafter_are_refused(
     with pytest.raises(SettingError, match="draft_model"):
         build_drafter(config(2))
     with pytest.raises(UnknownNameError, match="ngram"):
-        build_drafter(EngineConfig(num_draft_tokens=2, drafter="oracle"))
+        build_drafter(EngineConfig(num_draft_tokens=2, draft_budgets="fixed", drafter="oracle"))

@@ -33,11 +33,17 @@ from .conftest import small_llama
 
 LANES = {
     "serial": EngineConfig(),
-    "serial+spec": EngineConfig(num_draft_tokens=3),
+    "serial+spec": EngineConfig(num_draft_tokens=3, draft_budgets="fixed"),
     "batch": EngineConfig(max_rows=12),
-    "batch+spec": EngineConfig(max_rows=12, num_draft_tokens=7, spec_batching="batched"),
+    "batch+spec": EngineConfig(
+        max_rows=12, num_draft_tokens=7, draft_budgets="fixed", spec_batching="batched"
+    ),
     "two models": EngineConfig(
-        max_rows=3, num_draft_tokens=3, spec_batching="batched", drafter="two_model"
+        max_rows=3,
+        num_draft_tokens=3,
+        draft_budgets="fixed",
+        spec_batching="batched",
+        drafter="two_model",
     ),
 }
 
