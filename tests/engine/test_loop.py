@@ -37,7 +37,9 @@ LANES = {
     "batch+spec": EngineConfig(
         max_rows=4, num_draft_tokens=3, draft_budgets="fixed", spec_batching="batched"
     ),
-    "batch+spec routed": EngineConfig(max_rows=4, num_draft_tokens=3, draft_budgets="fixed"),
+    "batch+spec routed": EngineConfig(
+        max_rows=4, num_draft_tokens=3, draft_budgets="fixed", spec_batching="serial"
+    ),
 }
 TWO_MODEL = {
     "serial+spec two_model": EngineConfig(
