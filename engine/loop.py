@@ -149,7 +149,10 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """Run one step and return what it emitted, in slot order; by one thread at a time.
 
-        Empty when there was no work, and for a step inside a long prompt.
+        Empty when there was no work, and for a step inside a long prompt. It need not be the thread
+        that opened the engine, nor the same one each time. But MLX keeps the workers of every
+        thread that has computed, and may abort a process that exits while such a thread ends: use
+        few, and let each call mx.clear_streams() last.
 
         A step may raise (out of memory, a broken drafter). Then every live row starts over: what it
         has emitted stands and is fed again behind its prompt, so that the next calls go on with the
@@ -226,7 +229,7 @@ class Engine:
         """Decode `token_ids` again, each forced, to time the steps of a text that is known.
 
         With `request.constraint` masks are filled and applied, without it they are not, on the
-        same ids: the difference is the cost of the grammar.
+        same ids: the difference is the cost of the grammar. When a step raises, no row is left.
 
         Raises:
             RequestError: other rows are live, an id is no token, or the constraint refuses one.
@@ -245,12 +248,16 @@ class Engine:
         request_id = self._enqueue(self._intake.row(forced, tuple(token_ids)))
         step_s: list[float] = []
         mask_s: list[float] = []
-        while self.has_work:
-            before = time.perf_counter()
-            self.step()
-            if self.last_step is not None and self.last_step.is_decode:
-                step_s.append(time.perf_counter() - before)
-                mask_s.append(self.last_step.mask_s)
+        try:
+            while self.has_work:
+                before = time.perf_counter()
+                self.step()
+                if self.last_step is not None and self.last_step.is_decode:
+                    step_s.append(time.perf_counter() - before)
+                    mask_s.append(self.last_step.mask_s)
+        except BaseException:
+            self._drop(request_id)
+            raise
         error = self.completion(request_id).error
         if error is not None:
             raise RequestError(f"the recorded ids cannot be replayed: {error}")
@@ -333,7 +340,7 @@ class Engine:
         hidden = self._runner.prefill(ids, rows)
         samples = any(slot.samples for slot in plan.slots)
         logits = self._runner.head(hidden) if samples else None
-        arrays.launch(hidden if logits is None else logits)
+        self._runner.launch(hidden if logits is None else logits)
         # a row that starts over tells at once whether it can be computed
         is_tried = any(slot.sequence.is_restarted for slot in plan.slots)
         unread = hidden if is_tried else None
@@ -345,7 +352,7 @@ class Engine:
         rows = plan.rows([draft.ids for draft in drafts])
         logits = self._runner.forward(ids, rows)
         logits = logits.reshape(-1, logits.shape[-1])
-        arrays.launch(logits)
+        self._runner.launch(logits)
         return Flight(plan, drafts, rows.counts, logits, ids.shape[1], ids.size, started_s)
 
     def _follow(self, flight: Flight, tokens: mx.array | None) -> Flight | None:

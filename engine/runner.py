@@ -142,7 +142,19 @@ class Runner:
 
     def settle(self, first: int, kept: Sequence[int]) -> tuple[int, ...]:
         """Forget what the last forward fed beyond `kept` tokens a row; see SlotCache.settle."""
-        return self.cache.settle(first, kept)
+        held = self.cache.settle(first, kept)
+        self._launch_states()
+        return held
+
+    def launch(self, output: mx.array) -> None:
+        """Start computing what a forward gave and what it leaves in the cache; does not wait."""
+        arrays.launch(output)
+        self._launch_states()
+
+    def _launch_states(self) -> None:
+        """Start the newest states of recurrent layers, on which no output hangs."""
+        if not self.cache.is_rewindable:
+            self.cache.launch()
 
     def _fused_step(self) -> FusedStep | None:
         """Return the step as kernels where the backend, the model and its rows allow it."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from engine.arrays import launch
 from engine.cache.shape import StepShape
 from engine.cache.store import LayerStore, States
 from engine.cache.stretch import SlotArrays
@@ -108,6 +109,13 @@ class SlotCache:
     def landed(self, num_ahead: int) -> None:
         """Take all steps as done, except the last `num_ahead`: nothing goes back behind them."""
         del self._undo[: len(self._undo) - num_ahead]
+
+    def launch(self) -> None:
+        """Start computing what is held; does not wait.
+
+        What a thread leaves unstarted no other thread can compute.
+        """
+        launch(*(array for layer in self.arrays() for array in layer))
 
     def clear(self) -> None:
         """Hold nothing, and let go of what was computed, or failed to be."""

@@ -129,9 +129,12 @@ class TwoModelDrafter:
 
     def make_room(self, room: Rectangle) -> None:
         """Size the drafter's cache as the target's; its rows are among the target's."""
-        for source, destination in self._table.compact():
+        moves = self._table.compact()
+        for source, destination in moves:
             self._runner.cache.move(source, destination)
-        self._runner.make_room(room)
+        if moves or room != self._runner.room:
+            self._runner.make_room(room)
+            self._runner.cache.launch()  # its next forward may come in another step
 
     def propose(self, requests: Rows[DraftRequest]) -> list[Proposal]:
         """Return exactly `budget` ids for each row; waits for the device once."""

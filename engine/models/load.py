@@ -146,9 +146,13 @@ def _share_arrays(model: Module, parent: Module | None) -> None:
 
 
 def _evaluate(model: Module) -> None:
-    """Read array by array, so that a cast never holds more than one array twice."""
+    """Read array by array, so that a cast never holds more than one array twice.
+
+    What a layer keeps beside its weights (rotary frequencies) is computed too: nothing that hangs
+    on this thread is left to threads that run the model.
+    """
     try:
-        for array in _named_arrays(model).values():
+        for array in (*_named_arrays(model).values(), *_private_arrays(model)):
             mx.eval(array)
     except RuntimeError as error:
         raise ModelError(f"the weights cannot be read ({error}); fetch them again") from error
@@ -158,6 +162,13 @@ def _evaluate(model: Module) -> None:
 def _named_arrays(model: Module) -> dict[str, mx.array]:
     parameters: Any = model.parameters  # has no annotations
     return dict(tree_flatten(parameters()))
+
+
+def _private_arrays(model: Module) -> list[mx.array]:
+    """Return the arrays that are no parameters: their names begin with "_"."""
+    layers: Any = model.modules  # has no annotations
+    held = [value for layer in layers() for value in layer.values()]
+    return [value for value in held if isinstance(value, mx.array)]
 
 
 def _logits_width(model: Module) -> int:

@@ -8,6 +8,7 @@ docs/decisions/blas.md has the figures.
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +18,12 @@ import mlx.nn as nn
 Offset = int | mx.array
 
 
-@dataclass(slots=True)
-class Rotation:
-    """Sines and cosines of the positions asked for last.
+@dataclass
+class Rotation(threading.local):
+    """Sines and cosines of the positions asked for last, by each thread for itself.
+
+    A thread cannot compute what another has built, and two that use one model ask for positions of
+    their own.
 
     Args:
         dims: features that are rotated.

@@ -424,3 +424,18 @@ def test_a_generate_that_is_interrupted_leaves_no_row_behind(
     assert not leftovers(served, drafter)
     completion = served.generate(requests()[:1])[0]
     assert completion.token_ids == alone("batch")["long"]
+
+
+def test_a_replay_whose_step_raises_leaves_no_row_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise InjectedError("once")
+
+    served, drafter = SETTINGS["batch"].open()
+    (done,) = served.generate(requests()[:1])
+    monkeypatch.setattr(arrays, "read", fail)
+    with pytest.raises(InjectedError):
+        served.replay(requests()[0], done.token_ids)
+    monkeypatch.undo()
+    assert not served.has_work
+    assert not leftovers(served, drafter)
+    assert served.replay(requests()[0], done.token_ids).step_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import mlx.core as mx
@@ -62,6 +63,17 @@ def test_mlx_lm_loads_the_same_weights_from_its_path(
     assert all(mx.array_equal(theirs[name], ours[name]) for name in theirs)
     assert mx.allclose(other(ids), model.model(ids), atol=1e-5)
     assert set(tokenizer.eos_token_ids) == set(model.eos_ids) == {0, 2}
+
+
+def test_a_model_is_run_by_any_thread_whoever_loaded_it(folder: Path) -> None:
+    values = json.loads((folder / "config.json").read_text())
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
+    scaling |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+    (folder / "config.json").write_text(json.dumps({**values, "rope_scaling": scaling}))
+    with ThreadPoolExecutor(1) as loader, ThreadPoolExecutor(1) as runner:
+        model = loader.submit(load_model, str(folder)).result().model
+        found = runner.submit(lambda: np.array(model(mx.array([[1, 2, 3]])))).result()
+    np.testing.assert_array_equal(found, np.array(model(mx.array([[1, 2, 3]]))))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

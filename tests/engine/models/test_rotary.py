@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Thread
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -58,3 +60,18 @@ def test_new_positions_are_never_mistaken_for_the_last_ones(second: int | mx.arr
     layers.first(x, offset=3)
     expected = nn.RoPE(16)(x, offset=7)
     np.testing.assert_array_equal(np.array(layers.first(x, offset=second)), np.array(expected))
+
+
+def test_a_thread_computes_no_angles_that_another_has_built() -> None:
+    layers, found = Layers(), list[np.ndarray]()
+    share_rotations(layers)
+    values = np.ones((1, 1, 3, 16), dtype=np.float32)
+
+    def rotate() -> None:
+        found.append(np.array(layers.first(mx.array(values), offset=5)))
+
+    layers.first(mx.array(values), offset=5)  # is never computed
+    thread = Thread(target=rotate)
+    thread.start()
+    thread.join()
+    np.testing.assert_array_equal(found[0], np.array(nn.RoPE(16)(mx.array(values), offset=5)))
