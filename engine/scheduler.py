@@ -80,6 +80,8 @@ class Scheduler:
         self._table: SlotTable[Sequence] = SlotTable()
         self._prefilling: list[Sequence] = []
         self._was_prefill = False
+        # a chunk of other lengths is padded, beyond the columns that bound the gap of live rows
+        self._whole_between = whole_width(config.interleaved_prefill)
 
     @property
     def num_waiting(self) -> int:
@@ -283,7 +285,7 @@ class Scheduler:
         per_row, between = self._config.prefill_chunk, self._config.interleaved_prefill
         end = round_up(self._needed, CAPACITY_BLOCK)
         if self._has_decoding:
-            return ChunkBounds(min(per_row, between), between, end)
+            return ChunkBounds(min(per_row, self._whole_between), between, end)
         return ChunkBounds(per_row, max(per_row, between), end)
 
     def _start(self, row: Sequence, slot: int) -> None:

@@ -14,6 +14,7 @@ from engine.shapes import (
     row_bucket,
     step_width,
     whole_bucket,
+    whole_width,
 )
 
 
@@ -34,6 +35,13 @@ def test_a_prompt_chunk_is_padded_by_less_than_an_eighth_or_one_block(number: in
     width = prefill_width(number)
     assert number <= width < number + max(16, number / 4)
     assert prefill_width(width) == width
+
+
+@given(number=st.integers(1, 8192))
+def test_a_whole_width_is_the_widest_that_so_many_tokens_fill(number: int) -> None:
+    width = whole_width(number)
+    assert prefill_width(width) == width <= number
+    assert prefill_width(width + 1) > number or width == number
 
 
 @pytest.mark.parametrize(("chunk", "num_widths"), [(512, 20), (2048, 28)])
