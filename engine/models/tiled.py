@@ -11,7 +11,6 @@ second core. docs/decisions/blas.md has the figures.
 
 from __future__ import annotations
 
-import threading
 from functools import cache
 from typing import Any
 
@@ -68,20 +67,21 @@ def tiled_matmul(x: mx.array, tiles: mx.array) -> mx.array:
     Returns:
         [..., outputs].
     """
-    inputs, tile = tiles.shape[1:]
+    count, inputs, tile = tiles.shape
     rows = x.size // inputs
-    most = rows_of(tile, inputs)
-    groups = -(-rows // most)
-    each = -(-rows // groups)
-    x = x.reshape(rows, inputs)
+    groups = max(1, -(-rows // rows_of(tile, inputs)))
+    each = max(1, -(-rows // groups))
+    grouped = x.reshape(rows, inputs)
     if groups * each > rows:
-        x = mx.pad(x, [(0, groups * each - rows), (0, 0)])
-    x = x.reshape(1, groups, each, inputs)
+        grouped = mx.pad(grouped, [(0, groups * each - rows), (0, 0)])
+    grouped = grouped.reshape(1, groups, each, inputs)
     if rows < SHARED_ROWS or tiles.size < SHARED_WEIGHTS or _num_streams() == 1:
-        return _multiply(x, tiles)[:rows]
-    with mx.stream(_second_stream()):
-        second = _multiply(x[:, groups // 2 :], tiles)
-    return mx.concatenate([_multiply(x[:, : groups // 2], tiles), second])[:rows]
+        product = _multiply(grouped, tiles)
+    else:
+        with mx.stream(_second_stream()):
+            second = _multiply(grouped[:, groups // 2 :], tiles)
+        product = mx.concatenate([_multiply(grouped[:, : groups // 2], tiles), second])
+    return product[:rows].reshape(*x.shape[:-1], count * tile)
 
 
 def _multiply(x: mx.array, tiles: mx.array) -> mx.array:
@@ -89,20 +89,10 @@ def _multiply(x: mx.array, tiles: mx.array) -> mx.array:
     return (x @ tiles[:, None]).transpose(1, 2, 0, 3).reshape(x.shape[1] * x.shape[2], -1)
 
 
-class _Streams(threading.local):
-    """The second stream of each thread; MLX lets a thread use only its own."""
-
-    second: mx.Stream | None = None
-
-
-_streams = _Streams()
-
-
-def _second_stream() -> mx.Stream:
-    """Return the stream whose work goes to another core."""
-    if _streams.second is None:
-        _streams.second = mx.new_stream(mx.cpu)
-    return _streams.second
+@cache
+def _second_stream() -> mx.ThreadLocalStream:
+    """Return the stream whose work goes to another core; each thread has its own behind it."""
+    return mx.new_thread_local_stream(mx.cpu)
 
 
 @cache
@@ -120,7 +110,7 @@ class TiledLinear(nn.Linear):
 
     def __call__(self, x: mx.array) -> mx.array:
         """Return x @ weight.T + bias, [..., outputs]."""
-        product = tiled_matmul(x, self.tiles).reshape(*x.shape[:-1], -1)
+        product = tiled_matmul(x, self.tiles)
         return product + self.bias if "bias" in self else product
 
     def whole(self) -> nn.Linear:
@@ -148,7 +138,7 @@ class TiledEmbedding(nn.Embedding):
 
     def as_linear(self, x: mx.array) -> mx.array:
         """Return x @ weight.T, [..., vocab]."""
-        return tiled_matmul(x, self.tiles).reshape(*x.shape[:-1], -1)
+        return tiled_matmul(x, self.tiles)
 
 
 TILED: dict[type[nn.Module], type[nn.Module]] = {

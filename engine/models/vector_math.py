@@ -82,7 +82,7 @@ def attention(
     """Return softmax(scale * queries @ keys.T, under the mask) @ values.
 
     As mlx-lm's scaled_dot_product_attention, which is called for what is not done here: sinks,
-    masks by head, quantised keys, other dtypes and little work.
+    masks by head or of axes to be stretched, quantised keys, other dtypes and little work.
 
     Args:
         queries: [rows, heads, width, features].
@@ -93,11 +93,10 @@ def attention(
     Returns:
         [rows, heads, width, features].
     """
-    by_head = isinstance(mask, mx.array) and mask.ndim > 2 and mask.shape[-3] != 1
-    is_plain = sinks is None and not by_head and not hasattr(cache, "bits")
+    is_plain = sinks is None and not hasattr(cache, "bits") and queries.dtype == mx.float32
     rows, heads, width, _ = queries.shape
-    size = heads * keys.shape[2] if is_plain and queries.dtype == mx.float32 else 0
-    if rows * width * size < FEWEST:
+    size = heads * keys.shape[2] if is_plain else 0
+    if rows * width * size < FEWEST or not _is_shared(mask, width, keys.shape[2]):
         return base.scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)
     bias = _bias(mask, width, keys.shape[2])
     parts = [
@@ -116,6 +115,13 @@ def attention(
         for row in _pieces(rows, size * width)
     ]
     return _joined(parts, axis=0)
+
+
+def _is_shared(mask: mx.array | str | None, width: int, extent: int) -> bool:
+    """Return whether a mask is given for every position, and is the same for all heads."""
+    if not isinstance(mask, mx.array):
+        return True
+    return mask.shape[-2:] == (width, extent) and (mask.ndim == 2 or mask.shape[-3] == 1)
 
 
 def _attend(queries: mx.array, keys: mx.array, values: mx.array, bias: mx.array | None) -> mx.array:

@@ -48,13 +48,17 @@ def mask_of(kind: str, rows: int, width: int, extent: int) -> mx.array | str | N
         "added": mx.where(seen, 0.0, -mx.inf),
         "flat": seen[0, 0],
         "heads": mx.broadcast_to(seen, (rows, 6, width, extent)),
+        "keys": mx.arange(extent)[None] < extent - 5,
+        "keys of rows": mx.arange(extent) < extent - mx.arange(rows)[:, None, None, None],
     }
     return {"none": None, "causal": "causal"}.get(kind, masks.get(kind))
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    kind=st.sampled_from(["rows", "shared", "added", "flat", "heads", "none", "causal"]),
+    kind=st.sampled_from(
+        ["rows", "shared", "added", "flat", "heads", "keys", "keys of rows", "none", "causal"]
+    ),
     size=st.sampled_from(
         [(1, 1, 40), (1, 1, 3000), (9, 1, 300), (3, 8, 257), (2, 100, 900), (1, 64, 5000)]
     ),
