@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -77,6 +79,36 @@ def test_the_architecture_page_lists_every_module_in_its_own_words() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+NAMED_FILE = re.compile(
+    r"(?<![\w/.])(?:engine|harness|benchmarks|scripts|tests|docs|cells|workloads)/[\w./@+-]*\.\w+"
+)
+
+
+def test_every_file_of_the_project_that_a_text_names_is_there() -> None:
+    found = {
+        (named(path), match)
+        for path in TEXTS
+        if path.suffix in {".md", ".py"} and path not in OTHERS
+        for match in NAMED_FILE.findall(path.read_text(encoding="utf-8"))
+    }
+
+    assert len(found) > 10
+    assert sorted(item for item in found if not (ROOT / item[1]).exists()) == []
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in OTHERS if path.parent.name == "benchmarks"], ids=named
+)
+def test_a_benchmark_imports_what_there_is(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+            ("engine", "harness")
+        ):
+            module = importlib.import_module(node.module or "")
+            missing = [item.name for item in node.names if not hasattr(module, item.name)]
+            assert not missing, f"{node.module} has no {missing}"
 
 
 def project() -> dict[str, object]:
