@@ -131,6 +131,8 @@ def _cores(machine: Machine) -> str:
 def _blas(machine: Machine) -> Finding:
     threads = machine.blas_threads
     text = f"{machine.blas}, {threads} thread{'s' * (threads != 1)}" if threads else machine.blas
+    if machine.product_cores > 1:
+        text += f", {machine.product_cores} cores for products of many rows"
     problem = "; ".join(backend_info().warnings)
     return Finding("blas", text, problem and f"matrix products are slow: {problem}")
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 
-from engine.backend import backend_info
-from engine.cores import usable_cores
+from engine.backend import backend_info, prefers_tiled_weights
+from engine.cores import product_streams, usable_cores
 
 PACKAGES = ("feature-matrix", "mlx", "mlx-lm", "llguidance", "transformers", "numpy")
 """Distributions that decide what is computed; the ones that are not installed are left out."""
@@ -42,6 +42,7 @@ class Machine:
         device: "cpu", "cuda" or "metal"; `device_name` says which one.
         blas: name, version and source of the BLAS in use, e.g. "OpenBLAS 0.3.34 (scipy)".
         blas_threads: threads one matrix product may use; 0 where fm loaded none.
+        product_cores: cores that share a product of many rows (engine.models.tiled).
         versions: distribution -> version.
     """
 
@@ -56,6 +57,7 @@ class Machine:
     device_name: str
     blas: str
     blas_threads: int
+    product_cores: int
     python: str
     versions: Mapping[str, str]
 
@@ -88,6 +90,7 @@ def read_machine() -> Machine:
         device_name=cpu if backend.device == "cpu" else gpu_name(),
         blas=blas_label(),
         blas_threads=backend.blas_threads,
+        product_cores=product_streams() if prefers_tiled_weights() else 1,
         python=f"{platform.python_implementation()} {platform.python_version()}",
         versions=versions(),
     )

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from engine.backend import prefers_tiled_weights
+from engine.cores import usable_cores
 from engine.switches import SWITCHES
 from harness.doctor import Doctor, Finding, examine
 
@@ -80,6 +82,16 @@ def test_a_blas_that_was_not_found_is_a_problem() -> None:
 
     assert "/no/such/lib.so cannot be loaded" in seen["blas"]["problem"]
     assert not seen["healthy"]
+
+
+@pytest.mark.skipif(
+    not prefers_tiled_weights() or usable_cores() < 2, reason="products take one core here"
+)
+@pytest.mark.parametrize(("threads", "says_so"), [("1", False), ("2", True)])
+def test_it_says_when_a_second_core_shares_large_products(threads: str, says_so: bool) -> None:
+    seen = examined(FM_BLAS_THREADS=threads)
+
+    assert ("2 cores for products of many rows" in seen["blas"]["value"]) == says_so
 
 
 def test_a_cache_folder_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
