@@ -18,8 +18,8 @@ from engine.config import EngineConfig
 from engine.draft.ngram import DRAFTS_BY_MATCH
 from engine.loop import Engine
 from engine.models.load import load_model
-from engine.plan import step_width
 from engine.request import Request
+from engine.shapes import step_width
 from harness.workload import load_workload
 
 BUDGET, CAP = 7, 64
