@@ -13,6 +13,7 @@ from engine import arrays
 from engine.config import EngineConfig
 from engine.kv_budget import Rectangle
 from engine.loop import Engine
+from engine.oracle import NEAR_TIE
 from engine.plan import RowRange
 from engine.request import Request
 from engine.runner import Runner
@@ -78,3 +79,28 @@ def test_a_rows_scores_have_the_same_bits_whatever_its_neighbours_hold(
         return np.stack(found)
 
     np.testing.assert_array_equal(scores(1), scores(2))
+
+
+@pytest.mark.parametrize("num_rows", [2, 4, 8])
+@pytest.mark.parametrize("start", [1, 33, 513])
+def test_a_rows_scores_move_by_less_than_a_near_tie_in_batches_of_any_size(
+    num_rows: int, start: int
+) -> None:
+    def scores(count: int) -> np.ndarray:
+        draw = random.Random(7)
+        texts = [[draw.randrange(40, 90) for _ in range(start)] for _ in range(count)]
+        runner = Runner(tiny_model())
+        runner.make_room(Rectangle(count, 768))
+        whole = RowRange(0, (0,) * count, counts=(start,) * count, adapters=(0,) * count)
+        mx.eval(runner.prefill(arrays.ids_array(texts, start), whole))
+        found = []
+        for step in range(64):
+            ids = arrays.ids_array([[40 + (7 * step + row) % 50] for row in range(count)], 1)
+            now = (start + step,) * count
+            where = RowRange(0, now, counts=(1,) * count, adapters=(0,) * count)
+            found.append(np.array(runner.forward(ids, where)[0]))
+        return np.stack(found)
+
+    alone, beside = scores(1), scores(num_rows)
+    assert np.abs(alone - beside).max() < NEAR_TIE / 2, "a gap is the difference of two scores"
+    np.testing.assert_array_equal(alone.argmax(axis=-1), beside.argmax(axis=-1))
