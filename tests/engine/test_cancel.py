@@ -20,9 +20,9 @@ BATCH = EngineConfig(max_rows=2, prefill_chunk=16, interleaved_prefill=16)
 LANES = {
     "batch": BATCH,
     "batch, not pipelined": replace(BATCH, pipelined=False),
-    "batch+ngram": replace(BATCH, num_draft_tokens=3, spec_batching="batched"),
+    "batch+ngram": replace(BATCH, num_draft_tokens=3, draft_budgets="fixed"),
     "batch+two_model": replace(
-        BATCH, num_draft_tokens=3, spec_batching="batched", drafter="two_model"
+        BATCH, num_draft_tokens=3, draft_budgets="fixed", drafter="two_model"
     ),
 }
 

@@ -72,7 +72,7 @@ def test_long_replies_are_those_of_the_plain_lane(
         max_rows=max_rows,
         num_draft_tokens=budget,
         drafter="ngram" if drafter == "ngram" else "two_model",
-        spec_batching="batched",
+        draft_budgets="fixed",
         kv_bits=CACHES[held].kv_bits,
     )
     source = DRAFTERS[drafter](config)
@@ -91,7 +91,7 @@ def test_long_replies_are_those_of_the_plain_lane(
 @pytest.mark.parametrize("max_rows", [1, 3])
 def test_a_drafter_of_the_targets_weights_is_right_to_the_end(max_rows: int) -> None:
     config = EngineConfig(
-        max_rows=max_rows, num_draft_tokens=4, drafter="two_model", spec_batching="batched"
+        max_rows=max_rows, num_draft_tokens=4, drafter="two_model", draft_budgets="fixed"
     )
     engine = Engine(family("llama"), config, build_drafter(config, family("llama")))
     for done in engine.generate(rows()):

@@ -25,7 +25,7 @@ LANES = {
     "serial": EngineConfig(),
     "batch": EngineConfig(max_rows=ROWS),
     "batch, small chunks": EngineConfig(max_rows=3, prefill_chunk=48, interleaved_prefill=32),
-    "batch+spec": EngineConfig(max_rows=ROWS, num_draft_tokens=3, spec_batching="batched"),
+    "batch+spec": EngineConfig(max_rows=ROWS, num_draft_tokens=3, draft_budgets="fixed"),
 }
 
 

@@ -16,8 +16,8 @@ from engine.testing import request_for, tiny_model
 LANES = {
     "serial": EngineConfig(),
     "batch": EngineConfig(max_rows=4),
-    "serial+spec": EngineConfig(num_draft_tokens=3),
-    "batch+spec": EngineConfig(max_rows=4, num_draft_tokens=3, spec_batching="batched"),
+    "serial+spec": EngineConfig(num_draft_tokens=3, draft_budgets="fixed"),
+    "batch+spec": EngineConfig(max_rows=4, num_draft_tokens=3, draft_budgets="fixed"),
 }
 GRAMMARS = {
     "free": None,

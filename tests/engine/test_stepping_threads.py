@@ -69,7 +69,7 @@ class Lane:
 
 
 BATCH = EngineConfig(max_rows=3, prefill_chunk=64, interleaved_prefill=48)
-SPEC = replace(BATCH, num_draft_tokens=3, spec_batching="batched")
+SPEC = replace(BATCH, num_draft_tokens=3, draft_budgets="fixed")
 LANES = {
     "serial": Lane(EngineConfig(prefill_chunk=32, prefix_cache_bytes=10**7)),
     "batch": Lane(replace(BATCH, prefix_cache_bytes=10**7)),
