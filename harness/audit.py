@@ -7,7 +7,9 @@ every place where it would have chosen otherwise has to be a near-tie: a gap of 
 engine.oracle.NEAR_TIE, at most one in 5,000 tokens. Run it with `scripts/audit`.
 
 `--stress N` plays N random scripts of the batch lane on the tiny model instead, where every id has
-to be the oracle's, and some on the real one (harness.stress).
+to be the oracle's, and some on the real one (harness.stress). `--soak N` serves N random requests
+on one open engine of the tiny model, and some on one of the real model: nothing may be left behind
+and memory has to be flat (harness.soak).
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ from engine.loop import Engine
 from engine.models.load import LoadedModel, load_model
 from engine.oracle import Divergence, Oracle
 from engine.request import Completion, FinishReason, Request, SamplingParams
+from harness.soak import run_soak
 from harness.stress import Stress, run_scripts
-from harness.stress_script import text_limits, tiny_limits
+from harness.stress_script import Limits, text_limits, tiny_limits
 from harness.token_identity import allowed_near_ties
 from harness.workload import Prompt, load_workload
 
@@ -247,27 +250,48 @@ def _pick(names: Sequence[str], first: int, count: int) -> list[Prompt]:
     return [pools[i % len(pools)][i // len(pools)] for i in range(first, first + count)]
 
 
-def _stress(
-    model: str,
-    num_tiny: int,
-    num_real: int,
-    first_seed: int,
-    say: Callable[[str], None],
-    json_path: str | None,
-) -> int:
-    """Play scripts on the tiny and on the real model; returns the exit code."""
-    tiny = Stress(load_model("tiny-thinking"), tiny_limits(), is_exact=True, say=say)
-    reports = [run_scripts(tiny, num_tiny, first_seed, say)]
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model under random scripts or requests.
+
+    Args:
+        count: how many of them.
+        is_tiny: whether rounding may not change an id.
+    """
+
+    model: LoadedModel
+    limits: Limits
+    count: int
+    is_tiny: bool
+
+
+def _subjects(model: str, num_tiny: int, num_real: int) -> Iterator[Subject]:
+    """Yield the tiny model, and the real one unless nothing is asked of it."""
+    yield Subject(load_model("tiny-thinking"), tiny_limits(), num_tiny, is_tiny=True)
     if num_real:
         target = load_model(model, dtype="float32")
         pool = load_workload(FREE_WORKLOADS[-1]).prompts
         text = "\n".join(str(message["content"]) for p in pool for message in p.messages)
         limits = text_limits(target.tokenizer.encode(text))
-        real = Stress(target, limits, is_exact=False, say=say)
-        reports.append(run_scripts(real, num_real, first_seed, say))
+        yield Subject(target, limits, num_real, is_tiny=False)
+
+
+def _stress(subject: Subject, first_seed: int, say: Callable[[str], None]) -> dict[str, object]:
+    """Play scripts; returns their report."""
+    stress = Stress(subject.model, subject.limits, is_exact=subject.is_tiny, say=say)
+    return run_scripts(stress, subject.count, first_seed, say)
+
+
+def _soak(subject: Subject, seed: int, say: Callable[[str], None]) -> dict[str, object]:
+    """Serve requests on one engine; returns their report."""
+    return run_soak(subject.model, subject.limits, subject.count, seed, say)
+
+
+def _conclude(reports: dict[str, list[dict[str, object]]], json_path: str | None) -> int:
+    """Keep the reports of scripts and soaks; returns the exit code."""
     if json_path is not None:
-        Path(json_path).write_text(json.dumps({"stress": reports}, indent=1), encoding="utf-8")
-    return 3 if any(report["failures"] for report in reports) else 0
+        Path(json_path).write_text(json.dumps(reports, indent=1), encoding="utf-8")
+    return 3 if any(report["failures"] for kind in reports.values() for report in kind) else 0
 
 
 @click.command(help=__doc__)
@@ -277,6 +301,8 @@ def _stress(
 @click.option("--tokens", type=click.IntRange(2, 512), default=128, show_default=True)
 @click.option("--stress", type=click.IntRange(0), default=0, help="Scripts on the tiny model.")
 @click.option("--stress-real", type=click.IntRange(0), default=12, show_default=True)
+@click.option("--soak", type=click.IntRange(0), default=0, help="Requests on the tiny model.")
+@click.option("--soak-real", type=click.IntRange(0), default=60, show_default=True)
 @click.option("--first-seed", type=click.IntRange(0), default=0, help="Seed of the first script.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, writable=True))
 def main(
@@ -286,6 +312,8 @@ def main(
     tokens: int,
     stress: int,
     stress_real: int,
+    soak: int,
+    soak_real: int,
     first_seed: int,
     json_path: str | None,
 ) -> None:
@@ -296,8 +324,15 @@ def main(
         click.echo(f"{time.monotonic() - started:6.0f} s  {line}")
 
     try:
+        reports: dict[str, list[dict[str, object]]] = {}
         if stress:
-            sys.exit(_stress(model, stress, stress_real, first_seed, say, json_path))
+            subjects = _subjects(model, stress, stress_real)
+            reports["stress"] = [_stress(subject, first_seed, say) for subject in subjects]
+        if soak:
+            subjects = _subjects(model, soak, soak_real)
+            reports["soak"] = [_soak(subject, first_seed, say) for subject in subjects]
+        if reports:
+            sys.exit(_conclude(reports, json_path))
         target = load_model(model, dtype="float32")
         drafts = [target]
         if model == "smollm2-135m":

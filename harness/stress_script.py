@@ -147,7 +147,7 @@ def make_script(seed: int, limits: Limits) -> Script:
     num_joins = rng.randint(*limits.joins)
     last = rng.choice((0, 10, 40))
     joins = [
-        Action(rng.randint(0, last), Join(_request(rng, limits, f"r{i}"), _copies(rng)), _is(rng))
+        Action(rng.randint(0, last), random_join(rng, limits, f"r{i}"), _is(rng))
         for i in range(num_joins)
     ]
     cancels = [
@@ -164,6 +164,11 @@ def make_script(seed: int, limits: Limits) -> Script:
         prefix_tokens=rng.choice((0, 0, 400, 8000)),
         actions=tuple(actions),
     )
+
+
+def random_join(rng: random.Random, limits: Limits, request_id: str) -> Join:
+    """Return a request of random shape, or a few copies of one."""
+    return Join(_request(rng, limits, request_id), _copies(rng))
 
 
 def _config(rng: random.Random) -> EngineConfig:

@@ -16,7 +16,7 @@ from engine.arrays import launch
 from engine.backend import backend_info
 from engine.cache.attention import AttentionStore, Packing, Plain
 from engine.cache.positions import ArrayKind
-from engine.cache.prefix import RUN_BLOCKS, CachedPrefix, PrefixCache, PrefixSalt
+from engine.cache.prefix import RUN_BLOCKS, CachedPrefix, PrefixCache, PrefixSalt, Run
 from engine.cache.quantised import Quantised
 from engine.cache.slots import SlotCache
 from engine.cache.stretch import SlotArrays, num_bytes
@@ -188,6 +188,24 @@ def test_a_salt_without_blocks_leaves_nothing_behind() -> None:
     for number in range(50):
         stored(cache, (1, 2), PrefixSalt(text=str(number)))
     assert len(cache._roots) == 2
+
+
+def test_blocks_are_freed_as_the_cache_is_cleared_and_not_when_garbage_is_collected() -> None:
+    cache = PrefixCache(100 * BLOCK_BYTES, BLOCK)
+    for ids in ((0,) * 60, (0,) * 30 + (1,) * 30):
+        stored(cache, ids)
+    gc.collect()
+    gc.disable()
+    try:
+        before = runs_alive()
+        cache.clear()
+        assert (before - runs_alive()) == 3
+    finally:
+        gc.enable()
+
+
+def runs_alive() -> int:
+    return sum(type(held) is Run for held in gc.get_objects())
 
 
 def test_what_is_held_is_not_read_again() -> None:
