@@ -140,6 +140,8 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Drop all blocks; prefixes found before stay loadable."""
+        for run in self._runs:
+            run.siblings.clear()  # a run and its blocks refer to each other, and garbage waits
         self._roots, self._runs = {}, OrderedDict()
         self._evicted_blocks += self._num_blocks
         self._num_bytes = self._num_blocks = 0
