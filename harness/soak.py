@@ -25,7 +25,7 @@ from engine.models.load import LoadedModel
 from engine.request import FinishReason
 from engine.runner import Runner
 from engine.testing import write_adapter
-from harness.soak_idle import IdleWatch, drifts
+from harness.soak_idle import IdleWatch, drifts, exact_buffers
 from harness.stress_play import MOST_STEPS
 from harness.stress_script import DRAFTS_PAY, Join, Limits, random_join
 
@@ -69,7 +69,7 @@ class Soak:
     def run(self, num_requests: int, say: Callable[[str], None]) -> None:
         """Serve so many requests; stops behind the first round that shows something wrong."""
         size = max(FEWEST, ceil(num_requests / ROUNDS))
-        with ThreadPoolExecutor(1) as client:
+        with exact_buffers(), ThreadPoolExecutor(1) as client:
             for start in range(0, num_requests, size):
                 names = range(start, min(start + size, num_requests))
                 self._round(deque(self._join(f"r{name}") for name in names), client)
