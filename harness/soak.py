@@ -63,6 +63,7 @@ class Soak:
         self.counts: Counter[str] = Counter()
         self.problems: list[str] = []
         self._limits = limits
+        self._shapes = random.Random(seed)  # apart, so that a seed is the same requests every time
         self._rng = random.Random(seed)
         self._live: list[str] = []
 
@@ -84,8 +85,8 @@ class Soak:
         self.problems += self.watch.conclude()
 
     def _join(self, name: str) -> Join:
-        join = random_join(self._rng, self._limits, name)
-        adapter = self._rng.choice(("", "", *ADAPTERS))
+        join = random_join(self._shapes, self._limits, name)
+        adapter = self._shapes.choice(("", "", *ADAPTERS))
         return replace(join, request=replace(join.request, adapter=adapter))
 
     def _round(self, joins: deque[Join], client: ThreadPoolExecutor) -> None:

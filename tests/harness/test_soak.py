@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import psutil
 import pytest
+from click.testing import CliRunner
 
 from engine.arrays import wait
 from engine.cache.prefix import PrefixCache
@@ -17,6 +19,7 @@ from engine.loop import Engine
 from engine.propose import Proposer
 from engine.rows import SlotTable
 from engine.testing import tiny_model
+from harness.audit import main as audit
 from harness.soak import CANCELLED, PHASES, Soak
 from harness.soak_idle import FLAT, Memory, unsteady
 from harness.stress_script import tiny_limits
@@ -135,6 +138,21 @@ def test_what_is_left_behind_is_seen(
     change, problem = LEAKS[leak]
     monkeypatch.setattr(*change)
     assert [found for found in soak(tmp_path, 20).problems if problem in found]
+
+
+def test_the_audit_tells_the_figures_and_passes_or_fails_by_its_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = tmp_path / "report.json"
+    command = ["--soak", "30", "--soak-real", "0", "--json", str(report)]
+    passed = CliRunner().invoke(audit, command)
+    assert passed.exit_code == 0, passed.output
+    assert "pass  soak on tiny-thinking: 30 requests" in passed.output
+    monkeypatch.setattr(Proposer, "leave", lambda proposer, row: None)
+    failed = CliRunner().invoke(audit, command)
+    assert failed.exit_code == 3, failed.output
+    assert "FAIL  soak on tiny-thinking" in failed.output
+    assert json.loads(report.read_text())["soak"][0]["failures"]
 
 
 def keep_array(*_: object) -> None:
