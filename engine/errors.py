@@ -29,6 +29,10 @@ class RequestError(FmError, ValueError):
     """A request cannot be served as asked: the caller has to change it."""
 
 
+class ContextLengthError(RequestError):
+    """A prompt fills the model's context."""
+
+
 class SchemaError(RequestError):
     """A constraint is not valid, or holds an assertion that cannot be enforced.
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence as Many
 from dataclasses import replace
 
 from engine.config import EngineConfig
-from engine.errors import RequestError
-from engine.grammar.compile import GrammarCompiler
+from engine.errors import ContextLengthError, RequestError
+from engine.grammar.compile import CompileStats, GrammarCompiler
 from engine.models.load import LoadedModel
 from engine.models.lora import AdapterSet
 from engine.request import Request
@@ -94,6 +94,11 @@ class Intake:
                 row.siblings = tuple(rows)
         return rows
 
+    @property
+    def grammar_stats(self) -> CompileStats:
+        """What compiling constraints has taken since the engine was opened."""
+        return self._grammars.stats()
+
     def check_ids(self, ids: Many[int]) -> None:
         """Raise RequestError when one of `ids` is no token."""
         vocab_size = self._model.vocab_size
@@ -111,7 +116,7 @@ class Intake:
             return request.max_tokens
         room = int(context) - len(request.prompt_ids)
         if room < 1:
-            raise RequestError(
+            raise ContextLengthError(
                 f"the prompt has {len(request.prompt_ids)} tokens and the model's context is "
                 f"{context}; shorten the prompt"
             )

@@ -273,6 +273,7 @@ class Engine:
                 projected_bytes=self._scheduler.projected_bytes,
                 budget_bytes=self._kv_budget.limit_bytes,
                 prefix=self._prefixes.stats(),
+                grammar=self._intake.grammar_stats,
             )
 
     # -- submission ----------------------------------------------------------------------------

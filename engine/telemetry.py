@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from engine import arrays
 from engine.cache.prefix import PrefixStats
 from engine.flight import Flight
+from engine.grammar.compile import CompileStats
 from engine.plan import StepKind
 from engine.request import TokenEvent
 
@@ -65,6 +66,7 @@ class EngineStats:
         budget_bytes: the limit on projected_bytes, None when there is none.
         positions: token positions computed; `tokens` of them were a row's, the rest is padding.
         prefix: what the prefix cache did.
+        grammar: what compiling constraints took.
         shapes: distinct (kind, rows, columns) of the steps so far.
     """
 
@@ -81,6 +83,7 @@ class EngineStats:
     positions: int
     tokens: int
     prefix: PrefixStats
+    grammar: CompileStats
     shapes: frozenset[tuple[str, int, int]]
 
     @property
@@ -148,6 +151,7 @@ class Tally:
         projected_bytes: int,
         budget_bytes: int | None,
         prefix: PrefixStats,
+        grammar: CompileStats,
     ) -> EngineStats:
         """Return the totals with what is live now."""
         return EngineStats(
@@ -162,6 +166,7 @@ class Tally:
             projected_bytes=projected_bytes,
             budget_bytes=budget_bytes,
             prefix=prefix,
+            grammar=grammar,
             positions=self.positions,
             tokens=self.tokens,
             shapes=frozenset(self.shapes),

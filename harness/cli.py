@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from click.core import ParameterSource
 
+from engine.config import EngineConfig
 from engine.errors import FmError, SettingError
-from harness.choices import PRESETS, Choices
+from engine.server.settings import ServerConfig
+from harness.choices import DEFAULT_MODELS, PRESETS, Choices
+from harness.flags import chosen_settings, setting_flags
 
 if TYPE_CHECKING:
     from harness.session import Concluded
@@ -47,6 +50,42 @@ LISTS = {
 
 
 NUMBERS = {"blocks": int, "prompts": int, "max_tokens": int, "temperature": float, "seed": int}
+
+DRAFT_FLAGS = {
+    "draft-model": "draft_model",
+    "draft-kind": "drafter",
+    "num-draft-tokens": "num_draft_tokens",
+    "draft-budgets": "draft_budgets",
+    "acceptance": "acceptance",
+}
+CACHE_FLAGS = {"kv-bits": "kv_bits"}
+ENGINE_FLAGS = {
+    **DRAFT_FLAGS,
+    "spec-batching": "spec_batching",
+    "batch": "max_rows",
+    "kv-budget": "kv_budget_gb",
+    **CACHE_FLAGS,
+    "prefix-cache-bytes": "prefix_cache_bytes",
+}
+"""Flag of `fm serve` -> field of EngineConfig."""
+
+SERVED_ROWS = 8
+"""A server's default for rows decoded together: a row that is alone costs what it costs serially."""
+
+SERVER_FLAGS = {
+    "host": "host",
+    "port": "port",
+    "api-key": "api_key",
+    "insecure": "insecure",
+    "max-body": "max_body_bytes",
+    "max-waiting": "max_waiting",
+    "default-max-tokens": "default_max_tokens",
+    "request-timeout": "request_timeout_s",
+    "stuck-after": "stuck_after_s",
+    "drain": "drain_s",
+    "log-level": "log_level",
+}
+"""Flag of `fm serve` -> field of ServerConfig."""
 
 CHOSEN = "fm.chosen"
 """Key of the choices in a click context: flag name -> value."""
@@ -174,6 +213,61 @@ def report(run: str, form: str, output: Path | None, db: Path) -> int:
 
 
 @cli.command()
+@click.option("--model", default=DEFAULT_MODELS[0], help="a name of `fm models`, hf:..., a path")
+@setting_flags(EngineConfig, ENGINE_FLAGS, {"max_rows": SERVED_ROWS})
+@setting_flags(ServerConfig, SERVER_FLAGS)
+@click.pass_context
+def serve(context: click.Context, model: str) -> int:
+    """Serve a model over HTTP, the way OpenAI's API is spoken."""
+    settings = {"api_key": os.environ.get("FM_API_KEY") or None}
+    server = ServerConfig(**settings | chosen_settings(context, ServerConfig))
+    from engine.backend import require_backend
+
+    require_backend()
+    from engine.server import listen
+    from harness.opening import engine_config, open_engine, served_name
+
+    config = engine_config(chosen_settings(context, EngineConfig))
+    listen.log_to_stderr(server.log_level)
+    listen.serve(server, served_name(model), lambda: open_engine(model, config), _say)
+    return EXIT_OK
+
+
+@cli.command()
+@click.argument("prompt")
+@click.option("--model", default=DEFAULT_MODELS[0], help="a name of `fm models`, hf:..., a path")
+@click.option("--schema", type=click.Path(path_type=Path), help="JSON Schema the reply must meet")
+@click.option("--max-tokens", type=int, default=256, help="most tokens of the reply")
+@click.option("--temperature", type=float, default=0.0, help="0 takes likeliest tokens")
+@click.option("--seed", type=int, default=0, help="of the draws")
+@setting_flags(EngineConfig, {**DRAFT_FLAGS, **CACHE_FLAGS})
+@click.pass_context
+def generate(
+    context: click.Context,
+    prompt: str,
+    model: str,
+    schema: Path | None,
+    max_tokens: int,
+    temperature: float,
+    seed: int,
+) -> int:
+    """Answer one PROMPT: text as it comes, then what it took, on standard error."""
+    from engine.backend import require_backend
+
+    require_backend()
+    from engine.request import SamplingParams
+    from harness.generate import generate as answer
+    from harness.generate import read_schema, request_for
+    from harness.opening import engine_config, open_engine
+
+    constraint = None if schema is None else read_schema(schema)
+    sampling = SamplingParams(temperature=temperature, seed=seed)
+    engine = open_engine(model, engine_config(chosen_settings(context, EngineConfig)))
+    request = request_for(engine.model, prompt, max_tokens, sampling, constraint)
+    return answer(engine, request, sys.stdout, sys.stderr)
+
+
+@cli.command()
 def models() -> int:
     """List the models known by name."""
     from engine.models.registry import model_rows
@@ -245,6 +339,10 @@ def _run_command(arguments: Sequence[str] | None) -> int:
 def _complain(message: str) -> int:
     click.echo(f"fm: {' '.join(message.split())}", err=True)
     return EXIT_USAGE
+
+
+def _say(line: str) -> None:
+    click.echo(f"fm: {line}", err=True)
 
 
 def _refuse_choices(context: click.Context) -> None:

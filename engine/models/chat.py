@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from engine.errors import RequestError
@@ -19,10 +19,11 @@ PRIVATE_USE = range(0xE000, 0xF900)
 
 @dataclass(frozen=True, slots=True)
 class MarkedChat:
-    """Messages in which control texts are broken up by `mark`; "" where there were none."""
+    """Messages and options in which control texts are broken up by `mark`; "" for no such text."""
 
     messages: list[dict[str, Any]]
     mark: str
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 class ControlTexts:
@@ -38,13 +39,16 @@ class ControlTexts:
         self._anywhere = _pattern(self.ids)
         self._in_assistant = _pattern(set(self.ids) - set(thinking))
 
-    def mark(self, messages: Sequence[Mapping[str, Any]]) -> MarkedChat:
-        """Break up the control texts in every string of `messages`."""
-        mark = _unused_character(messages)
+    def mark(
+        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None = None
+    ) -> MarkedChat:
+        """Break up the control texts in every string of `messages` and of template `options`."""
+        given = dict(options or {})
+        mark = _unused_character([*messages, given])
         marked = [self._marked_message(message, mark) for message in messages]
-        if not any(mark in text for text in _strings(marked)):
-            return MarkedChat(marked, "")
-        return MarkedChat(marked, mark)
+        given = _marked(given, self._anywhere, mark)
+        is_used = any(mark in text for text in _strings([*marked, given]))
+        return MarkedChat(marked, mark if is_used else "", given)
 
     def split(self, text: str) -> Iterator[tuple[str, int | None]]:
         """Cut text at control texts; yields (plain text, None) and (control text, its id)."""

@@ -17,7 +17,25 @@ from engine.errors import ModelError, RequestError
 from engine.models.chat import ControlTexts
 from engine.models.vocabulary import token_table
 
-RESERVED_OPTIONS = ("tokenize", "add_generation_prompt", "return_dict", "conversation")
+RESERVED_OPTIONS = (
+    "add_generation_prompt",
+    "chat_template",
+    "continue_final_message",
+    "conversation",
+    "documents",
+    "max_length",
+    "messages",
+    "padding",
+    "return_assistant_tokens_mask",
+    "return_dict",
+    "return_tensors",
+    "sanitize_control_tokens",
+    "tokenize",
+    "tokenizer_kwargs",
+    "tools",
+    "truncation",
+)
+"""Arguments of the renderer that are no variables of a template; a template is not exchanged."""
 
 
 MARKER = re.compile(r"<\S+>|\[\S+\]")
@@ -71,6 +89,10 @@ class Tokenizer:
         """Return the exact bytes of a token; b"" for special tokens and unused rows."""
         return self._table[token_id] if 0 <= token_id < self.vocab_size else b""
 
+    def control_name(self, token_id: int) -> str:
+        """Return what a token without bytes is called; "" for an unused row."""
+        return self._backend.id_to_token(token_id) or ""
+
     def chat_text(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -123,9 +145,9 @@ class Tokenizer:
             ModelError: the model has no chat template.
             RequestError: the template refuses the messages.
         """
-        chat = self._controls.mark(messages)
+        chat = self._controls.mark(messages, options)
         text = self.chat_text(
-            chat.messages, add_generation_prompt=add_generation_prompt, options=options
+            chat.messages, add_generation_prompt=add_generation_prompt, options=chat.options
         )
         pieces = list(self._controls.split(text))
         if not chat.mark:

@@ -1,0 +1,234 @@
+"""The routes of the server, and how a request runs through them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from engine.errors import ContextLengthError, FmError, SchemaError
+from engine.server.body import read_body
+from engine.server.fields import Endpoint
+from engine.server.forms import TokenTexts
+from engine.server.gate import Gate
+from engine.server.metrics import Metrics
+from engine.server.problem import Problem, problem_of
+from engine.server.protocol import Call, read_call
+from engine.server.replies import Reply
+from engine.server.settings import ServerConfig
+from engine.server.snapshot import snapshot
+from engine.server.sse import send_events, while_connected
+from engine.server.worker import EngineWorker, Job, State
+
+CODES = {404: "not_found", 405: "method_not_allowed"}
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+READERS, COMPILERS = 4, 8
+"""Threads that check and submit requests without and with a constraint: compiles take seconds, and
+requests that have none must not wait for them."""
+
+
+class Server:
+    """What all routes share.
+
+    Args:
+        name: the model's id.
+    """
+
+    def __init__(self, config: ServerConfig, name: str, worker: EngineWorker) -> None:
+        self.config = config
+        self.name = name
+        self.worker = worker
+        self.metrics = Metrics(worker.totals, self._stats)
+        self.started = int(time.time())
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="fm-read")
+        self._compilers = ThreadPoolExecutor(COMPILERS, thread_name_prefix="fm-submit")
+        self._num_reading = 0
+
+    async def serve(self, endpoint: Endpoint, request: Request) -> Response:
+        """Check and queue one request; the response that is returned waits for its rows."""
+        arrived_s = time.monotonic()
+        self.worker.check_room(1 + self._num_reading)
+        job = Job(self.worker, self.config.request_timeout_s)
+        self._num_reading += 1
+        try:
+            body = await read_body(request, self.config.max_body_bytes)
+            call = await self._in_thread(self._readers, self._read, endpoint, body)
+            await self._in_thread(self._pool_of(call), self._submit, job, call)
+            return Answer(self, self._reply(call, job, arrived_s), arrived_s)
+        except BaseException:
+            job.close()
+            raise
+        finally:
+            self._num_reading -= 1
+
+    async def stats(self) -> dict[str, Any]:
+        """Return what /stats tells."""
+        return await self._in_thread(self._readers, snapshot, self.name, self.worker)
+
+    async def metrics_text(self) -> bytes:
+        """Return what /metrics tells."""
+        return await self._in_thread(self._readers, self.metrics.text)
+
+    def close(self) -> None:
+        """Let the threads go."""
+        for pool in (self._readers, self._compilers):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self, endpoint: Endpoint, body: bytes) -> Call:
+        model = self.worker.engine.model
+        return read_call(endpoint, body, model, self.name, self.config.default_max_tokens)
+
+    def _submit(self, job: Job, call: Call) -> None:
+        try:
+            self.worker.submit(job, call.requests, call.num_choices)
+        except FmError as error:
+            raise problem_of(error, _param_of(error, call)) from None
+
+    def _pool_of(self, call: Call) -> ThreadPoolExecutor:
+        return self._readers if call.constraint_field is None else self._compilers
+
+    def _reply(self, call: Call, job: Job, arrived_s: float) -> Reply:
+        model = self.worker.engine.model
+        return Reply(
+            call=call,
+            job=job,
+            tokens=TokenTexts(model.tokenizer, call.top_logprobs or 0),
+            model=self.name,
+            fingerprint=f"fm-{model.digest[:12] or 'unknown'}",
+            on_text=lambda: self.metrics.saw_first_text(time.monotonic() - arrived_s),
+        )
+
+    def _stats(self) -> Any:
+        engine = self.worker.opened
+        return None if engine is None else engine.stats()
+
+    async def _in_thread(
+        self, pool: ThreadPoolExecutor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(pool, partial(work, *args, **kwargs))
+
+
+class Answer(Response):
+    """The response to a queued request; its rows end with it, however it ends."""
+
+    def __init__(self, server: Server, reply: Reply, arrived_s: float) -> None:
+        super().__init__()
+        self._server = server
+        self._reply = reply
+        self._arrived_s = arrived_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the reply while the client listens."""
+        call = self._reply.call
+        if call.is_stream:
+            work = send_events(self._reply.events(), send)
+        else:
+            work = self._whole(scope, receive, send)
+        try:
+            await while_connected(receive, work)
+        finally:
+            self._reply.job.close()
+            self._server.metrics.saw_end(time.monotonic() - self._arrived_s)
+
+    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        document = await self._reply.whole()
+        await JSONResponse(document)(scope, receive, send)
+
+
+def build_app(server: Server) -> Starlette:
+    """Return the ASGI application."""
+
+    async def chat(request: Request) -> Response:
+        return await server.serve(Endpoint.CHAT, request)
+
+    async def completions(request: Request) -> Response:
+        return await server.serve(Endpoint.COMPLETIONS, request)
+
+    async def models(request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [_model(server)]})
+
+    async def model(request: Request) -> Response:
+        wanted = request.path_params["name"]
+        if wanted != server.name:
+            message = f"the model {wanted[:60]!r} is not served here"
+            raise Problem(404, message, param="model", code="model_not_found")
+        return JSONResponse(_model(server))
+
+    async def health(request: Request) -> Response:
+        state = server.worker.state
+        status = 200 if state is State.SERVING else 503
+        return JSONResponse({"status": "ok" if status == 200 else str(state)}, status)
+
+    async def stats(request: Request) -> Response:
+        return JSONResponse(await server.stats())
+
+    async def metrics(request: Request) -> Response:
+        return Response(await server.metrics_text(), media_type=server.metrics.content_type)
+
+    routes = [
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/models", models),
+        Route("/v1/models/{name:path}", model),
+        Route("/health", health),
+        Route("/stats", stats),
+        Route("/metrics", metrics),
+    ]
+    paths = {route.path for route in routes}
+
+    def count(path: str, status: int) -> None:
+        server.metrics.saw_request(path if path in paths else "other", status)
+
+    gate = Middleware(Gate, config=server.config, on_answer=count)
+    handlers = {HTTPException: _answer_plainly}
+    return Starlette(routes=routes, middleware=[gate], exception_handlers=handlers)
+
+
+def _answer_plainly(_request: Request, error: Exception) -> Response:
+    """Word the framework's own errors, an unknown path or method, as all others are."""
+    assert isinstance(error, HTTPException)
+    code = CODES.get(error.status_code)
+    problem = Problem(error.status_code, error.detail, code=code)
+    return JSONResponse(problem.document, problem.status, headers=error.headers)
+
+
+def _model(server: Server) -> dict[str, Any]:
+    """Describe the model and whether it is ready."""
+    engine = server.worker.opened
+    known = {} if engine is None else {"context_length": _context(engine.model.config)}
+    return {
+        "id": server.name,
+        "object": "model",
+        "created": server.started,
+        "owned_by": "fm",
+        "state": str(server.worker.state),
+        **known,
+    }
+
+
+def _context(config: dict[str, Any]) -> int | None:
+    length: int | None = config.get("max_position_embeddings")
+    return length
+
+
+def _param_of(error: FmError, call: Call) -> str | None:
+    if isinstance(error, SchemaError):
+        return call.constraint_field
+    if isinstance(error, ContextLengthError):
+        return "messages" if call.endpoint is Endpoint.CHAT else "prompt"
+    return None

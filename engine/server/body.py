@@ -1,0 +1,138 @@
+"""A request's body: read up to a limit, and parsed so strictly that nothing odd gets past."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NoReturn
+
+from starlette.requests import ClientDisconnect, Request
+
+from engine.server.problem import Problem, refusal
+
+MAX_DEPTH = 128
+"""Levels of nesting: a schema has at most 115 of its own."""
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """Return the body of a JSON request.
+
+    Raises:
+        Problem: 415 for another media type or encoding, 413 for a body over the limit.
+    """
+    _check_type(request)
+    too_large = Problem(
+        413, f"the body is larger than {most} bytes", code="request_too_large"
+    )
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and int(length[:20]) > most:
+        raise too_large
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > most:
+                raise too_large
+            parts.append(part)
+    except ClientDisconnect:
+        raise refusal("the body ends early", code="invalid_json") from None
+    return b"".join(parts)
+
+
+def parse_document(body: bytes) -> dict[str, Any]:
+    """Return the JSON object a body holds.
+
+    Raises:
+        Problem: it holds something else: no UTF-8, no JSON, NaN or Infinity (also as 1e999), half
+            a surrogate pair, a key twice, or values nested more than MAX_DEPTH deep.
+    """
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise refusal(f"the body is not UTF-8: {error.reason}", code="invalid_json") from None
+    document = parse_json(text, "the body")
+    if not isinstance(document, dict):
+        raise refusal("the body must be a JSON object", code="invalid_json")
+    return document
+
+
+def parse_json(text: str, what: str) -> Any:
+    """Return the value of a JSON text; raises Problem as parse_document, naming `what`."""
+    try:
+        value = json.loads(
+            text,
+            parse_float=_finite,
+            parse_constant=_no_constant,
+            object_pairs_hook=_unique,
+        )
+    except RecursionError:
+        raise _too_deep(what) from None
+    except ValueError as error:
+        raise refusal(f"{what} is not JSON: {error}"[:300], code="invalid_json") from None
+    _check_depth(value, what)
+    if "\\u" in text:
+        _check_surrogates(value, what)
+    return value
+
+
+def _check_type(request: Request) -> None:
+    media, _, parameters = request.headers.get("content-type", "").lower().partition(";")
+    charset = parameters.partition("charset=")[2].strip().strip('"')
+    if media.strip() != "application/json" or charset not in ("", "utf-8", "utf8"):
+        raise Problem(
+            415,
+            "the Content-Type must be application/json, in UTF-8",
+            code="unsupported_media_type",
+        )
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise Problem(
+            415, "the body must not be compressed", code="unsupported_content_encoding"
+        )
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text[:40]} is too large")
+    return value
+
+
+def _no_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key[:60]!r} occurs twice in an object")
+        found[key] = value
+    return found
+
+
+def _check_depth(value: Any, what: str) -> None:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            child
+            for item in level
+            for child in (item.values() if isinstance(item, dict) else item)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return
+    raise _too_deep(what)
+
+
+def _check_surrogates(value: Any, what: str) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise refusal(
+            f"{what} holds half a surrogate pair, which is no text", code="invalid_json"
+        ) from None
+
+
+def _too_deep(what: str) -> Problem:
+    return refusal(f"{what} is nested deeper than {MAX_DEPTH} levels", code="invalid_json")

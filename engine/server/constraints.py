@@ -1,0 +1,128 @@
+"""The spellings of structured output, each read into the engine's one Constraint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.errors import RequestError
+from engine.request import Constraint, ConstraintKind
+from engine.server.body import parse_json
+from engine.server.problem import Problem
+from engine.server.readers import BadValue, Reader, below, boolean, members, one_of, shown, text
+
+MAX_DESCRIPTION = 65_536
+
+FORMATS = ("text", "json_object", "json_schema")
+
+
+def response_format(value: Any) -> Constraint | None:
+    """Take OpenAI's response_format; "text" constrains nothing.
+
+    A schema is enforced whole or refused, whether it is strict or not.
+    """
+    given = members(value, ("type", "json_schema"))
+    kind = below(".type", one_of(*FORMATS), given.get("type"))
+    if kind != "json_schema" and "json_schema" in given:
+        raise BadValue(f"goes with type json_schema, not {kind}", ".json_schema")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Constraint(kind=ConstraintKind.JSON_OBJECT)
+    return Constraint(
+        kind=ConstraintKind.JSON_SCHEMA,
+        value=below(".json_schema", _named_schema, given.get("json_schema")),
+    )
+
+
+def structured_outputs(value: Any) -> Constraint | None:
+    """Take an object with one of json, json_object, regex, choice and grammar."""
+    given = members(value, (*SPELLINGS, "json_object"))
+    if len(given) != 1:
+        raise BadValue(f"must hold exactly one of {', '.join((*SPELLINGS, 'json_object'))}")
+    name, item = next(iter(given.items()))
+    if name == "json_object":
+        if not below(".json_object", boolean, item):
+            raise BadValue("must be true or left out", ".json_object")
+        return Constraint(kind=ConstraintKind.JSON_OBJECT)
+    return constraint_of(name, below(f".{name}", SPELLINGS[name], item))
+
+
+def guided(name: str) -> Reader:
+    """Take the value of one guided_* field."""
+
+    def read(value: Any) -> Constraint:
+        return constraint_of(name, SPELLINGS[name](value))
+
+    return read
+
+
+def constraint_of(name: str, value: Any) -> Constraint:
+    """Return the constraint of one spelling."""
+    return Constraint(kind=KINDS[name], value=value)
+
+
+def _schema(value: Any) -> Any:
+    """Take a JSON Schema, or the JSON text of one."""
+    if isinstance(value, str):
+        try:
+            value = parse_json(value, "the schema")
+        except Problem as error:
+            raise BadValue(f"is no schema: {error.message}") from None
+    if not isinstance(value, dict | bool):
+        raise BadValue(f"must be a JSON Schema, not {shown(value)}")
+    return value
+
+
+def _named_schema(value: Any) -> Any:
+    given = members(value, ("name", "description", "schema", "strict"))
+    if "schema" not in given:
+        raise BadValue("is missing", ".schema")
+    for name, reader in NOTES.items():
+        if name in given:
+            below(f".{name}", reader, given[name])
+    schema = given["schema"]
+    if not isinstance(schema, dict | bool):
+        raise BadValue(f"must be a JSON Schema, not {shown(schema)}", ".schema")
+    return schema
+
+
+def _choices(value: Any) -> list[str]:
+    if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
+        raise BadValue("must be a list of at least one text")
+    return value
+
+
+NOTES: Mapping[str, Reader] = {
+    "name": text(256),
+    "description": text(MAX_DESCRIPTION),
+    "strict": boolean,
+}
+"""What stands beside a schema and changes nothing."""
+
+SPELLINGS: Mapping[str, Reader] = {
+    "json": _schema,
+    "regex": text(MAX_DESCRIPTION),
+    "choice": _choices,
+    "grammar": text(1_000_000),
+}
+
+KINDS = {
+    "json": ConstraintKind.JSON_SCHEMA,
+    "regex": ConstraintKind.REGEX,
+    "choice": ConstraintKind.CHOICE,
+    "grammar": ConstraintKind.LARK,
+}
+
+
+def only_one(constraints: Mapping[str, Constraint | None]) -> tuple[str, Constraint] | None:
+    """Return the one constraint among the fields that may hold one, with its field's name.
+
+    Raises:
+        RequestError: there are several.
+    """
+    found = [(name, item) for name, item in constraints.items() if item is not None]
+    if len(found) > 1:
+        names = " and ".join(name for name, _ in found)
+        raise RequestError(f"{names} exclude each other; send one of them")
+    return found[0] if found else None

@@ -1,0 +1,371 @@
+"""The fields of request bodies, in one table: enforced, refused by name, or harmless.
+
+docs/serving.md shows this table to people (`field_table`), and a test keeps the two in step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import Any
+
+from engine.errors import RequestError
+from engine.request import MAX_TOP_LOGPROBS, Request, SamplingParams
+from engine.server.constraints import guided, response_format, structured_outputs
+from engine.server.messages import messages
+from engine.server.problem import refusal
+from engine.server.readers import (
+    BadValue,
+    Reader,
+    below,
+    boolean,
+    items,
+    members,
+    number,
+    one_of,
+    setting_of,
+    shown,
+    text,
+    whole,
+)
+
+MAX_CHOICES = 16
+MAX_PROMPTS = 16
+MAX_PROMPT_IDS = 2**20
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 256
+MAX_BIASES = 1024
+MAX_BIAS = 100.0
+MAX_OPTIONS = 32
+MAX_NOTE = 65_536
+
+
+class Standing(StrEnum):
+    """What the server does with a field."""
+
+    ENFORCED = "enforced"
+    REFUSED = "refused"
+    HARMLESS = "harmless"
+
+
+class Endpoint(StrEnum):
+    """Where a body may be sent."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+
+
+BOTH = frozenset(Endpoint)
+CHAT = frozenset({Endpoint.CHAT})
+COMPLETIONS = frozenset({Endpoint.COMPLETIONS})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One field.
+
+    Args:
+        read: checks a value, of an enforced field, and returns what it is taken as.
+        help: what the field does, or why it is refused.
+        asks_nothing: values of a refused field that ask for nothing, and are let pass.
+    """
+
+    name: str
+    standing: Standing
+    help: str
+    read: Reader | None = None
+    where: frozenset[Endpoint] = BOTH
+    is_required: bool = False
+    asks_nothing: tuple[Any, ...] = ()
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    texts = [value] if isinstance(value, str) else items(value, MAX_STOPS)
+    for index, item in enumerate(texts):
+        where = "" if texts is not value else f"[{index}]"
+        if below(where, text(MAX_STOP_LENGTH), item) == "":
+            raise BadValue("must not be empty", where)
+    return tuple(texts)
+
+
+def _biases(value: Any) -> dict[int, float]:
+    if not isinstance(value, dict):
+        raise BadValue(f"must be an object, not {shown(value)}")
+    if len(value) > MAX_BIASES:
+        raise BadValue(f"must have at most {MAX_BIASES} members, not {len(value)}")
+    for key in value:
+        if not (key.isascii() and key.isdecimal() and len(key) < 20):
+            raise BadValue("is no token id", f"[{key[:40]!r}]")
+    read = number(-MAX_BIAS, MAX_BIAS)
+    return {int(key): below(f"[{key!r}]", read, item) for key, item in value.items()}
+
+
+def _prompts(value: Any) -> list[str | tuple[int, ...]]:
+    """Take a text, token ids, or a list of either."""
+    if isinstance(value, str):
+        return [value]
+    given = items(value, MAX_PROMPT_IDS)
+    if not given:
+        raise BadValue("must not be empty")
+    if isinstance(given[0], int):
+        return [_ids(given)]
+    many = items(value, MAX_PROMPTS)
+    return [below(f"[{index}]", _prompt, item) for index, item in enumerate(many)]
+
+
+def _prompt(value: Any) -> str | tuple[int, ...]:
+    return value if isinstance(value, str) else _ids(items(value, MAX_PROMPT_IDS))
+
+
+def _ids(value: list[Any]) -> tuple[int, ...]:
+    for index, item in enumerate(value):
+        if not isinstance(item, int) or isinstance(item, bool):
+            raise BadValue(f"must be a token id, not {shown(item)}", f"[{index}]")
+    return tuple(value)
+
+
+def _include_usage(value: Any) -> bool:
+    given = members(value, ("include_usage", "include_obfuscation"))
+    for name, item in given.items():
+        below(f".{name}", boolean, item)
+    if given.get("include_obfuscation"):
+        raise BadValue("is not served", ".include_obfuscation")
+    return bool(given.get("include_usage", False))
+
+
+def _options(value: Any) -> dict[str, Any]:
+    """Take template variables: single values, since a template may print them."""
+    if not isinstance(value, dict):
+        raise BadValue(f"must be an object, not {shown(value)}")
+    if len(value) > MAX_OPTIONS:
+        raise BadValue(f"must have at most {MAX_OPTIONS} members, not {len(value)}")
+    for key, item in value.items():
+        if not key.isidentifier() or len(key) > 64:
+            raise BadValue("is no name of a template variable", f".{key[:60]}")
+        if isinstance(item, dict | list):
+            raise BadValue(f"must be a single value, not {shown(item)}", f".{key}")
+        if isinstance(item, str):
+            below(f".{key}", text(256), item)
+    return value
+
+
+SAMPLED = {
+    "temperature": "default 1; 0 takes the likeliest token",
+    "top_p": "nucleus sampling",
+    "top_k": "0 keeps all",
+    "min_p": "share of the likeliest token's probability",
+    "repetition_penalty": "divides scores of seen tokens",
+    "presence_penalty": "subtracted once from tokens of the reply",
+    "frequency_penalty": "subtracted for each occurrence in the reply",
+    "seed": "the same seed gives the same reply, alone or beside others; choice i draws with seed + i",
+    "min_tokens": "tokens before an end token is allowed",
+}
+"""Fields that are parameters of sampling under their own names -> what is said of them."""
+
+CONSTRAINTS = {
+    "response_format": (response_format, CHAT, "text, json_object, json_schema: whole or 400"),
+    "structured_outputs": (structured_outputs, BOTH, "one of json, json_object, regex, choice, grammar"),
+    "guided_json": (guided("json"), BOTH, "a JSON Schema, or its text"),
+    "guided_regex": (guided("regex"), BOTH, "a regular expression for the whole reply"),
+    "guided_choice": (guided("choice"), BOTH, "the reply is one of these texts"),
+    "guided_grammar": (guided("grammar"), BOTH, "a Lark grammar (llguidance's dialect)"),
+}
+"""Fields that may hold the constraint of a reply; at most one may."""
+
+LATER: dict[str, tuple[frozenset[Endpoint], tuple[Any, ...], str]] = {
+    "tools": (CHAT, ([],), "tool calls are not served yet"),
+    "tool_choice": (CHAT, ("none", "auto"), "tool calls are not served yet"),
+    "functions": (CHAT, ([],), "tool calls are not served yet"),
+    "function_call": (CHAT, ("none", "auto"), "tool calls are not served yet"),
+    "reasoning_effort": (CHAT, (), "reasoning is not set apart yet; see chat_template_kwargs"),
+    "include_reasoning": (CHAT, (), "reasoning is not set apart yet"),
+    "modalities": (CHAT, (["text"],), "replies are text"),
+    "audio": (CHAT, (), "replies are text"),
+    "prediction": (CHAT, (), "drafts are the server's own"),
+    "web_search_options": (CHAT, (), "there is no search"),
+    "verbosity": (CHAT, ("medium",), "the prompt decides"),
+    "store": (BOTH, (False,), "nothing is kept"),
+    "echo": (COMPLETIONS, (False,), "prompts are not sent back"),
+    "suffix": (COMPLETIONS, ("",), "text is only continued"),
+    "best_of": (COMPLETIONS, (1,), "every choice is sent"),
+    "guided_decoding_backend": (BOTH, (), "there is one"),
+    "guided_whitespace_pattern": (BOTH, (), "constrained JSON is compact"),
+    "use_beam_search": (BOTH, (False,), "tokens are drawn"),
+    "add_generation_prompt": (CHAT, (True,), "a reply always begins a turn"),
+    "continue_final_message": (CHAT, (False,), "a reply always begins a turn"),
+}
+"""Refused fields -> where they belong, what they may hold all the same, and why."""
+
+NOTED = {
+    "user": "who asks; not kept",
+    "metadata": "not kept",
+    "service_tier": "there is one",
+    "parallel_tool_calls": "there are no tool calls yet",
+    "prompt_cache_key": "prompts share a cache by content; cache_salt keeps them apart",
+    "prompt_cache_retention": "the cache has a budget of bytes",
+    "safety_identifier": "who asks; not kept",
+}
+"""Fields that change no reply."""
+
+
+def _enforced() -> Iterable[Field]:
+    field = partial(Field, standing=Standing.ENFORCED)
+    yield field(name="model", read=text(256), is_required=True, help="the id `/v1/models` lists")
+    yield field(
+        name="messages",
+        read=messages,
+        where=CHAT,
+        is_required=True,
+        help="roles system, developer (as system), user, assistant; text, or parts of type text",
+    )
+    yield field(
+        name="prompt",
+        read=_prompts,
+        where=COMPLETIONS,
+        is_required=True,
+        help=f"a text, token ids, or up to {MAX_PROMPTS} of either",
+    )
+    yield field(name="stream", read=boolean, help="server-sent events, ended by [DONE]")
+    yield field(
+        name="stream_options",
+        read=_include_usage,
+        help="include_usage: a last chunk with usage; only with stream",
+    )
+    limit = setting_of(Request, "max_tokens")
+    yield field(
+        name="max_tokens",
+        read=limit,
+        help="cut to what the context leaves; unset: 16 for a completion, --default-max-tokens "
+        "for a chat",
+    )
+    yield field(
+        name="max_completion_tokens",
+        read=limit,
+        where=CHAT,
+        help="the newer name of max_tokens; both must agree",
+    )
+    yield field(name="n", read=whole(1, MAX_CHOICES), help=f"choices, at most {MAX_CHOICES}")
+    yield field(
+        name="stop", read=_stops, help=f"a text or up to {MAX_STOPS}, none empty; never sent"
+    )
+    for name, help in SAMPLED.items():
+        yield field(name=name, read=setting_of(SamplingParams, name), help=help)
+    yield field(
+        name="logit_bias", read=_biases, help="token id -> -100 to 100, added to its score"
+    )
+    yield field(
+        name="logprobs",
+        read=boolean,
+        where=CHAT,
+        help="of the model's raw scores: before penalties, bias, grammar and temperature",
+    )
+    yield field(
+        name="top_logprobs",
+        read=setting_of(SamplingParams, "top_logprobs"),
+        where=CHAT,
+        help=f"likeliest tokens beside each, at most {MAX_TOP_LOGPROBS}; only with logprobs",
+    )
+    yield field(
+        name="logprobs",
+        read=whole(0, MAX_TOP_LOGPROBS),
+        where=COMPLETIONS,
+        help=f"likeliest tokens beside each, at most {MAX_TOP_LOGPROBS}",
+    )
+    for name, (read, where, help) in CONSTRAINTS.items():
+        yield field(name=name, read=read, where=where, help=help)
+    yield field(
+        name="chat_template_kwargs",
+        read=_options,
+        where=CHAT,
+        help="variables of the chat template, such as enable_thinking",
+    )
+    yield field(name="ignore_eos", read=boolean, help="go on behind end tokens")
+    yield field(
+        name="cache_salt",
+        read=text(256),
+        help="requests of different salts never share cached prefixes",
+    )
+    yield field(
+        name="return_token_ids",
+        read=boolean,
+        help="adds token_ids to choices and prompt_token_ids to the reply",
+    )
+
+
+def _all() -> Iterable[Field]:
+    yield from _enforced()
+    for name, (where, passes, help) in LATER.items():
+        yield Field(
+            name=name, standing=Standing.REFUSED, where=where, asks_nothing=passes, help=help
+        )
+    for name, help in NOTED.items():
+        yield Field(name=name, standing=Standing.HARMLESS, help=help)
+
+
+FIELDS: tuple[Field, ...] = tuple(_all())
+"""Every field the server knows; any other is refused as unknown."""
+
+BY_ENDPOINT: Mapping[Endpoint, Mapping[str, Field]] = {
+    endpoint: {field.name: field for field in FIELDS if endpoint in field.where}
+    for endpoint in Endpoint
+}
+
+
+def read_fields(endpoint: Endpoint, document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the enforced fields of a body as they are taken; null is as good as left out.
+
+    Raises:
+        Problem: a field is unknown, refused, missing, or holds what it cannot.
+    """
+    known = BY_ENDPOINT[endpoint]
+    values: dict[str, Any] = {}
+    for name, value in document.items():
+        if name not in known:
+            raise refusal(f"unknown field {name[:60]!r}", name[:60], "unknown_parameter")
+        if value is None:
+            continue
+        field = known[name]
+        if field.read is not None:
+            values[name] = _read(field.name, field.read, value)
+        elif field.standing is Standing.REFUSED and not _asks_nothing(field, value):
+            raise refusal(f"{name} is not supported: {field.help}", name, "unsupported_parameter")
+        else:
+            _check_note(name, value)
+    for field in known.values():
+        if field.is_required and field.name not in values:
+            raise refusal(f"{field.name} is missing", field.name, "missing_required_parameter")
+    return values
+
+
+def field_table() -> str:
+    """Return the fields as a Markdown table."""
+    lines = ["| field | endpoints | is | what it does |", "| --- | --- | --- | --- |"]
+    for field in FIELDS:
+        where = "both" if field.where == BOTH else ", ".join(sorted(field.where))
+        passes = " or ".join(f"`{json.dumps(value)}`" for value in field.asks_nothing)
+        help = field.help + (f" (let pass: {passes})" if passes else "")
+        lines.append(f"| `{field.name}` | {where} | {field.standing} | {help} |")
+    return "\n".join(lines) + "\n"
+
+
+def _read(name: str, read: Reader, value: Any) -> Any:
+    try:
+        return read(value)
+    except BadValue as error:
+        place = name + error.where
+        raise refusal(f"{place} {error}", place) from None
+    except RequestError as error:
+        raise refusal(f"{name}: {error}", name) from None
+
+
+def _asks_nothing(field: Field, value: Any) -> bool:
+    return any(type(value) is type(item) and value == item for item in field.asks_nothing)
+
+
+def _check_note(name: str, value: Any) -> None:
+    """A field without effect may still not be a place to hide things in."""
+    if isinstance(value, str) and len(value) > MAX_NOTE:
+        raise refusal(f"{name} must have at most {MAX_NOTE} characters", name)

@@ -1,0 +1,99 @@
+"""What stands before every route: the key, the host name, and an answer whatever is raised."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Callable, Mapping
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from engine.errors import FmError
+from engine.server.problem import Problem, problem_of
+from engine.server.settings import ServerConfig, is_loopback
+
+LOGGER = logging.getLogger("fm.server")
+
+OPEN_PATHS = ("/health",)
+"""What may be asked without a key: it tells nothing but a word."""
+
+
+CLIENT_LEFT = 499
+"""Status under which a request is counted that nobody waited for."""
+
+
+class Gate:
+    """ASGI middleware around the whole application.
+
+    Args:
+        on_answer: called with path and status of every answer.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, config: ServerConfig, on_answer: Callable[[str, int], None]
+    ) -> None:
+        self._app = app
+        self._config = config
+        self._on_answer = on_answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request pass, or answer it."""
+        if scope["type"] != "http":
+            return
+        status = 0
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            self._check(scope)
+            await self._app(scope, receive, noted)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the client gets an answer
+            problem = _told(error)
+            if status == 0:
+                answer = JSONResponse(
+                    problem.document, problem.status, headers=problem.headers
+                )
+                await answer(scope, receive, noted)
+        finally:
+            self._on_answer(scope["path"], status or CLIENT_LEFT)
+
+    def _check(self, scope: Scope) -> None:
+        headers = {name: value for name, value in scope["headers"]}
+        self._check_host(headers)
+        key = self._config.api_key
+        if key is None or scope["path"] in OPEN_PATHS:
+            return
+        kind, _, sent = headers.get(b"authorization", b"").partition(b" ")
+        is_right = hmac.compare_digest(sent.strip(), key.encode())
+        if kind.lower() != b"bearer" or not is_right:
+            raise Problem(
+                401,
+                "the API key is missing or wrong; send Authorization: Bearer KEY",
+                code="invalid_api_key",
+                kind="authentication_error",
+            )
+
+    def _check_host(self, headers: Mapping[bytes, bytes]) -> None:
+        """Without a key, a web page must not reach the server by a name that it made local."""
+        if self._config.api_key is not None or not self._config.is_local:
+            return
+        host = headers.get(b"host", b"").decode("latin-1")
+        name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+        if not is_loopback(name):
+            raise Problem(403, "the Host header must name this machine", code="wrong_host")
+
+
+def _told(error: Exception) -> Problem:
+    """Return what an error is told as; one that nobody foresaw is told by its class alone."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, FmError):
+        return problem_of(error)
+    LOGGER.error("a request failed: %s", type(error).__name__)
+    LOGGER.debug("what it failed with", exc_info=error)
+    return Problem(500, f"an error of the server ({type(error).__name__})", code="internal_error")

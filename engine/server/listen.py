@@ -1,0 +1,129 @@
+"""The server as a process: a socket, signals, and the engine thread from start to end."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from engine.errors import FmError, SettingError
+from engine.loop import Engine
+from engine.server.app import Server, build_app
+from engine.server.settings import ServerConfig
+from engine.server.worker import EngineWorker
+
+IDLE_S = 5
+"""Seconds a connection without a request is kept."""
+
+
+class Listener(uvicorn.Server):
+    """uvicorn's loop, with the first signal draining and any second one ending at once."""
+
+    def __init__(self, config: uvicorn.Config, worker: EngineWorker) -> None:
+        super().__init__(config)
+        self._worker = worker
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Take a signal."""
+        self._worker.drain()
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = True
+
+    def end(self) -> None:
+        """Leave the loop; from any thread."""
+        self.should_exit = True
+
+
+def serve(
+    config: ServerConfig,
+    name: str,
+    open_engine: Callable[[], Engine],
+    tell: Callable[[str], None],
+) -> None:
+    """Serve until a signal comes; must be called from the main thread.
+
+    Args:
+        name: the model's id.
+        open_engine: makes the engine; called in the engine's thread while the server answers that
+            it is starting.
+        tell: takes lines for people.
+
+    Raises:
+        SettingError: the address cannot be listened on.
+        FmError: the engine could not be opened, or its thread ended.
+    """
+    with listening_socket(config) as bound:
+        url = url_of(bound)
+        tell(f"listening on {url}, opening {name}")
+        worker = EngineWorker(
+            open_engine,
+            max_waiting=config.max_waiting,
+            stuck_after_s=config.stuck_after_s,
+            on_open=lambda _engine: tell(f"serving {name} on {url}/v1"),
+            on_failure=lambda: listener.end(),
+        )
+        server = Server(config, name, worker)
+        listener = Listener(uvicorn_config(config, server), worker)
+        worker.start()
+        try:
+            listener.run(sockets=[bound])
+        finally:
+            server.close()
+            worker.stop()
+    if isinstance(worker.failure, FmError):
+        raise worker.failure
+    if worker.failure is not None:
+        raise FmError(f"the engine thread ended: {type(worker.failure).__name__}")
+
+
+def uvicorn_config(config: ServerConfig, server: Server) -> uvicorn.Config:
+    """Return how uvicorn runs the application: quiet, plain HTTP, nothing else."""
+    return uvicorn.Config(
+        build_app(server),
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level=config.log_level,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=IDLE_S,
+        timeout_graceful_shutdown=max(1, round(config.drain_s)),
+    )
+
+
+def listening_socket(config: ServerConfig) -> socket.socket:
+    """Return a bound socket; raises SettingError when the address cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        raise SettingError(
+            f"cannot listen on {config.host}:{config.port} ({error.strerror}); choose another "
+            "--host or --port"
+        ) from None
+    return bound
+
+
+def url_of(bound: socket.socket) -> str:
+    """Return the address of a socket as a URL."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def log_to_stderr(level: str) -> None:
+    """Send the process's log lines to standard error."""
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+
+

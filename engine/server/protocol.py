@@ -1,0 +1,172 @@
+"""From a body to what the engine is asked: fields that belong together, prompts, requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from engine.errors import FmError
+from engine.models.load import LoadedModel
+from engine.request import Request, SamplingParams
+from engine.server.body import parse_document
+from engine.server.constraints import only_one
+from engine.server.fields import CONSTRAINTS, Endpoint, read_fields
+from engine.server.problem import Problem, problem_of, refusal
+from engine.server.readers import shown
+
+COMPLETION_TOKENS = 16
+"""OpenAI's default for a completion; a chat's is a setting of the server."""
+
+DEFAULT_TEMPERATURE = 1.0
+"""OpenAI's default; the engine's own is 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One HTTP request, checked.
+
+    Args:
+        requests: one for each prompt; each is answered `num_choices` times.
+        top_logprobs: alternatives to show beside each token, None where no logprobs are wanted.
+        constraint_field: the field that holds the constraint, to name when it cannot be compiled.
+    """
+
+    endpoint: Endpoint
+    requests: tuple[Request, ...]
+    num_choices: int
+    is_stream: bool
+    include_usage: bool
+    return_token_ids: bool
+    top_logprobs: int | None
+    constraint_field: str | None
+
+    @property
+    def num_rows(self) -> int:
+        """Choices of all prompts together."""
+        return len(self.requests) * self.num_choices
+
+
+def read_call(
+    endpoint: Endpoint, body: bytes, model: LoadedModel, name: str, default_max_tokens: int
+) -> Call:
+    """Return what a body asks for.
+
+    Args:
+        name: the model's id in `/v1/models`.
+        default_max_tokens: of a chat that sets no limit.
+
+    Raises:
+        Problem: it cannot be served.
+    """
+    values = read_fields(endpoint, parse_document(body))
+    if values["model"] != name:
+        raise Problem(
+            404,
+            f"the model {values['model'][:60]!r} is not served here; this is {name!r}",
+            param="model",
+            code="model_not_found",
+        )
+    include_usage = values.get("stream_options")
+    if include_usage is not None and not values.get("stream"):
+        raise refusal("stream_options goes with stream", "stream_options")
+    _check_ids(values, model)
+    try:
+        constraint = only_one({key: values.get(key) for key in CONSTRAINTS})
+        sampling, top_logprobs = _sampling(endpoint, values)
+        prompts = _prompts(endpoint, values, model, is_constrained=constraint is not None)
+        requests = tuple(
+            Request(
+                prompt_ids=prompt,
+                max_tokens=_max_tokens(endpoint, values, default_max_tokens),
+                sampling=sampling,
+                constraint=None if constraint is None else constraint[1],
+                stop=values.get("stop", ()),
+                ignore_eos=values.get("ignore_eos", False),
+                cache_salt=values.get("cache_salt", ""),
+            )
+            for prompt in prompts
+        )
+    except FmError as error:
+        raise problem_of(error) from None
+    return Call(
+        endpoint=endpoint,
+        requests=requests,
+        num_choices=values.get("n", 1),
+        is_stream=values.get("stream", False),
+        include_usage=bool(include_usage),
+        return_token_ids=values.get("return_token_ids", False),
+        top_logprobs=top_logprobs,
+        constraint_field=None if constraint is None else constraint[0],
+    )
+
+
+def _check_ids(values: Mapping[str, Any], model: LoadedModel) -> None:
+    """Refuse token ids the model does not have, by the field they are in."""
+    prompts = [prompt for prompt in values.get("prompt", ()) if not isinstance(prompt, str)]
+    for name, groups in (("logit_bias", [values.get("logit_bias", ())]), ("prompt", prompts)):
+        for token in (token for ids in groups for token in ids):
+            if not 0 <= token < model.vocab_size:
+                raise refusal(f"{name}: {shown(token)} is no token id of the model", name)
+
+
+def _sampling(
+    endpoint: Endpoint, values: Mapping[str, Any]
+) -> tuple[SamplingParams, int | None]:
+    names = {item.name for item in fields(SamplingParams)} - {"logprobs", "top_logprobs"}
+    given = {name: values[name] for name in names if name in values}
+    top = _top_logprobs(endpoint, values)
+    given |= {} if top is None else {"logprobs": True, "top_logprobs": top}
+    return SamplingParams(**{"temperature": DEFAULT_TEMPERATURE, **given}), top
+
+
+def _top_logprobs(endpoint: Endpoint, values: Mapping[str, Any]) -> int | None:
+    if endpoint is Endpoint.COMPLETIONS:
+        top: int | None = values.get("logprobs")
+        return top
+    if values.get("logprobs"):
+        return int(values.get("top_logprobs", 0))
+    if values.get("top_logprobs"):
+        raise refusal("top_logprobs goes with logprobs", "top_logprobs")
+    return None
+
+
+def _max_tokens(endpoint: Endpoint, values: Mapping[str, Any], default: int) -> int:
+    given = {values[name] for name in ("max_tokens", "max_completion_tokens") if name in values}
+    if len(given) > 1:
+        raise refusal(
+            "max_tokens and max_completion_tokens differ; send one of them", "max_tokens"
+        )
+    unset = COMPLETION_TOKENS if endpoint is Endpoint.COMPLETIONS else default
+    return int(given.pop()) if given else unset
+
+
+def _prompts(
+    endpoint: Endpoint, values: Mapping[str, Any], model: LoadedModel, *, is_constrained: bool
+) -> list[tuple[int, ...]]:
+    if endpoint is Endpoint.CHAT:
+        return [_chat_prompt(values, model, is_constrained)]
+    return [
+        tuple(model.tokenizer.encode(prompt, add_special_tokens=True))
+        if isinstance(prompt, str)
+        else prompt
+        for prompt in values["prompt"]
+    ]
+
+
+def _chat_prompt(
+    values: Mapping[str, Any], model: LoadedModel, is_constrained: bool
+) -> tuple[int, ...]:
+    """Render a chat; a constrained reply begins at once, so no reasoning comes before it."""
+    tokenizer = model.tokenizer
+    options = dict(values.get("chat_template_kwargs", {}))
+    if is_constrained:
+        options.setdefault("enable_thinking", False)
+    ids = tuple(tokenizer.apply_chat_template(values["messages"], options=options))
+    if is_constrained and tokenizer.opens_thinking(ids):
+        raise refusal(
+            "a constrained reply cannot follow on reasoning yet; leave enable_thinking out, or the "
+            "constraint",
+            "chat_template_kwargs",
+        )
+    return ids

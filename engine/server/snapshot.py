@@ -1,0 +1,64 @@
+"""What /stats tells: what is live, what was done, and what is mounted."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from engine.server.worker import EngineWorker
+
+
+def snapshot(name: str, worker: EngineWorker) -> dict[str, Any]:
+    """Return the state of a server as JSON; waits for the engine's lock, not for the device."""
+    engine, totals = worker.opened, worker.totals
+    found: dict[str, Any] = {
+        "model": name,
+        "state": str(worker.state),
+        "rows": {"live": worker.num_rows, "ended": dict(totals.rows), "lanes": dict(totals.lanes)},
+        "tokens": {
+            "prompt": totals.prompt_tokens,
+            "cached": totals.cached_tokens,
+            "completion": totals.completion_tokens,
+        },
+        "speculation": {
+            "drafted": totals.drafted,
+            "accepted": totals.accepted,
+            "acceptance": totals.acceptance,
+            "target_calls": totals.target_calls,
+            "illegal_drafts": totals.illegal_drafts,
+        },
+        "failed_steps": totals.failed_steps,
+    }
+    if engine is None:
+        return found
+    stats, config = engine.stats(), engine.config
+    found["rows"] |= {
+        "max": config.max_rows,
+        "active": stats.active,
+        "pending": stats.pending,
+        "active_lanes": dict(stats.lanes),
+    }
+    found["speculation"] |= {
+        "is_on": config.num_draft_tokens > 0,
+        "draft_kind": config.drafter if config.num_draft_tokens else None,
+        "draft_model": config.draft_model if config.num_draft_tokens else None,
+        "num_draft_tokens": config.num_draft_tokens,
+        "acceptance_rule": config.acceptance,
+        "batching": config.spec_batching,
+    }
+    return found | {
+        "kv": {
+            "bytes": stats.kv_bytes,
+            "projected_bytes": stats.projected_bytes,
+            "budget_bytes": stats.budget_bytes,
+            "bits": config.kv_bits,
+        },
+        "steps": {
+            "count": stats.steps,
+            "host_syncs": stats.host_syncs,
+            "positions": stats.positions,
+            "tokens": stats.tokens,
+        },
+        "prefix_cache": asdict(stats.prefix),
+        "grammar_cache": asdict(stats.grammar),
+    }

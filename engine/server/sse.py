@@ -1,0 +1,53 @@
+"""Server-sent events: the bytes of one, and a response that ends its work when the client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+from starlette.types import Receive, Send
+
+DONE = b"data: [DONE]\n\n"
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+def event(document: dict[str, Any]) -> bytes:
+    """Return one event; in ASCII, so no reader can cut a line or a character in two."""
+    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+    return b"data: " + text.encode("ascii") + b"\n\n"
+
+
+async def send_events(events: AsyncIterator[bytes], send: Send) -> None:
+    """Send a response of events, each when it comes."""
+    await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+    async for item in events:
+        await send({"type": "http.response.body", "body": item, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
+    """Run `work`, and cancel it when the client leaves; returns whether it came to its end."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_until_left(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            return False
+        working.result()
+        return True
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _until_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

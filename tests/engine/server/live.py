@@ -1,0 +1,108 @@
+"""A server of the tiny model on a free port of this machine, for as long as a test needs it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+from engine.config import EngineConfig
+from engine.draft.registry import build_drafter
+from engine.loop import Engine
+from engine.server.app import Server
+from engine.server.listen import Listener, listening_socket, url_of, uvicorn_config
+from engine.server.settings import ServerConfig
+from engine.server.worker import EngineWorker, State
+from engine.testing import tiny_model
+
+MODEL = "tiny"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+LANES = EngineConfig(max_rows=4, num_draft_tokens=3, spec_batching="batched")
+WAIT_S = 60.0
+
+
+@dataclass
+class Live:
+    """A server that answers."""
+
+    url: str
+    server: Server
+    worker: EngineWorker
+    client: httpx2.Client
+
+    def chat(self, content: str = "hi", **fields: Any) -> httpx2.Response:
+        return self.client.post(CHAT, json=chat_body(content, **fields))
+
+    def complete(self, prompt: Any = "hi", **fields: Any) -> httpx2.Response:
+        body = {"model": MODEL, "prompt": prompt, "temperature": 0, "max_tokens": 8, **fields}
+        return self.client.post(COMPLETIONS, json=body)
+
+    def wait_until_idle(self) -> None:
+        wait_for(lambda: self.worker.num_rows == 0 and not engine_of(self).has_work)
+
+
+def chat_body(content: str = "hi", **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": content}]
+    return {"model": MODEL, "messages": messages, "temperature": 0, "max_tokens": 8, **fields}
+
+
+def engine_of(live: Live) -> Engine:
+    assert live.worker.opened is not None
+    return live.worker.opened
+
+
+def wait_for(holds: Callable[[], bool], seconds: float = WAIT_S) -> None:
+    deadline_s = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline_s, "it never came true"
+        time.sleep(0.005)
+
+
+def tiny_engine(config: EngineConfig = LANES) -> Engine:
+    return Engine(tiny_model(), config, build_drafter(config))
+
+
+@contextmanager
+def serving(
+    open_engine: Callable[[], Engine] = tiny_engine, *, waits: bool = True, **settings: Any
+) -> Iterator[Live]:
+    config = ServerConfig(port=0, **settings)
+    worker = EngineWorker(
+        open_engine, max_waiting=config.max_waiting, stuck_after_s=config.stuck_after_s
+    )
+    server = Server(config, MODEL, worker)
+    bound = listening_socket(config)
+    listener = Listener(uvicorn_config(config, server), worker)
+    thread = threading.Thread(target=listener.run, kwargs={"sockets": [bound]})
+    worker.start()
+    thread.start()
+    headers = {} if config.api_key is None else {"authorization": f"Bearer {config.api_key}"}
+    try:
+        with httpx2.Client(base_url=url_of(bound), headers=headers, timeout=WAIT_S) as client:
+            wait_for(lambda: listener.started)
+            if waits:
+                wait_for(lambda: worker.state is not State.STARTING)
+                assert worker.failure is None
+            yield Live(url_of(bound), server, worker, client)
+    finally:
+        listener.force_exit = True
+        listener.end()
+        thread.join(WAIT_S)
+        server.close()
+        assert worker.stop(), "the engine thread goes on"
+        assert not thread.is_alive()
+        bound.close()
+
+
+def events_of(text: str) -> list[str]:
+    """The data of a stream's events, each one line."""
+    blocks = text.split("\n\n")
+    assert blocks[-1] == "", "the stream ends inside an event"
+    assert all(block.startswith("data: ") and "\n" not in block for block in blocks[:-1])
+    return [block.removeprefix("data: ") for block in blocks[:-1]]

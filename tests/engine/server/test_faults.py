@@ -1,0 +1,267 @@
+"""What goes wrong stays with whom it concerns, and health tells the truth."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import ModelError, SettingError
+from engine.loop import Engine
+from engine.sequence import Sequence
+from engine.server.settings import ServerConfig
+from engine.server.worker import State
+from engine.testing import ScriptedDrafter, tiny_model
+from tests.engine.server.live import (
+    CHAT,
+    Live,
+    chat_body,
+    engine_of,
+    events_of,
+    serving,
+    tiny_engine,
+    wait_for,
+)
+
+LONG: dict[str, Any] = {"max_tokens": 4000, "ignore_eos": True}
+
+
+def engine_with(drafter: ScriptedDrafter) -> Engine:
+    config = EngineConfig(max_rows=4, num_draft_tokens=2, spec_batching="batched")
+    return Engine(tiny_model(), config, drafter)
+
+
+class Trap:
+    """A drafter's script that springs when a row has emitted three tokens and the trap is set."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+        self.is_set = False
+        self.release = threading.Event()
+
+    def __call__(self, row: Sequence) -> list[int]:
+        if self.is_set and row.num_emitted >= 3:
+            if self.error is not None:
+                raise self.error
+            self.release.wait(30)
+        return []
+
+
+@contextmanager
+def trapped(trap: Trap, **settings: Any) -> Iterator[Live]:
+    with serving(lambda: engine_with(ScriptedDrafter(trap)), **settings) as live:
+        trap.is_set = True
+        try:
+            yield live
+        finally:
+            trap.release.set()
+
+
+def test_an_error_in_mid_stream_is_an_event_and_then_the_end() -> None:
+    trap = Trap(RuntimeError("broken"))
+    with trapped(trap) as live:
+        answer = live.client.post(CHAT, json=chat_body(stream=True, **LONG))
+        *chunks, last = [json.loads(item) for item in events_of(answer.text)]
+        assert last["error"]["type"] == "server_error"
+        assert all(part["finish_reason"] is None for c in chunks for part in c["choices"])
+        whole = live.chat(**LONG)
+        assert whole.status_code == 503
+        assert whole.json()["error"]["code"] == "row_failed"
+        assert live.client.get("/health").status_code == 200
+        trap.is_set = False
+        assert live.chat().status_code == 200
+
+
+def test_a_dead_engine_thread_is_told_by_health_and_to_whoever_waits() -> None:
+    with trapped(Trap(KeyboardInterrupt())) as live:
+        assert live.client.get("/health").json() == {"status": "ok"}
+        answer = live.chat(**LONG)
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "engine_dead"
+        health = live.client.get("/health")
+        assert (health.status_code, health.json()) == (503, {"status": "dead"})
+        assert live.chat().status_code == 503
+        assert live.client.get("/v1/models").json()["data"][0]["state"] == "dead"
+
+
+def test_a_stuck_step_is_told_by_health_until_it_ends() -> None:
+    trap = Trap()
+    with trapped(trap, stuck_after_s=0.2) as live:
+        waiting = threading.Thread(target=live.chat, kwargs={"max_tokens": 20, "ignore_eos": True})
+        waiting.start()
+        wait_for(lambda: live.client.get("/health").json() == {"status": "stuck"})
+        assert live.chat().status_code == 503
+        trap.is_set = False
+        trap.release.set()
+        waiting.join()
+        wait_for(lambda: live.client.get("/health").status_code == 200)
+        assert live.chat().status_code == 200
+
+
+def test_before_the_engine_is_open_requests_get_a_503_and_not_a_wait() -> None:
+    opening = threading.Event()
+
+    def open_late() -> Engine:
+        opening.wait(30)
+        return tiny_engine()
+
+    with serving(open_late, waits=False) as live:
+        assert live.client.get("/health").json() == {"status": "starting"}
+        answer = live.chat()
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"]
+        assert live.client.get("/stats").json()["state"] == "starting"
+        opening.set()
+        wait_for(lambda: live.client.get("/health").status_code == 200)
+        assert live.chat().status_code == 200
+
+
+def test_an_engine_that_cannot_be_opened_leaves_its_error() -> None:
+    def refuse() -> Engine:
+        raise ModelError("no such model")
+
+    with serving(refuse, waits=False) as live:
+        wait_for(lambda: live.worker.state is State.DEAD)
+        assert isinstance(live.worker.failure, ModelError)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_rows_end_when_their_client_leaves(live: Live, stream: bool) -> None:
+    ended = engine_of(live).stats().finished
+    with httpx2.Client(base_url=live.url, timeout=30) as leaver:
+        body = chat_body(stream=stream, n=3, **LONG)
+        if stream:
+            with leaver.stream("POST", CHAT, json=body) as answer:
+                next(answer.iter_bytes())
+                assert live.worker.num_rows == 3
+        else:
+            with pytest.raises(httpx2.TimeoutException):
+                leaver.post(CHAT, json=body, timeout=0.3)
+    wait_for(lambda: live.worker.num_rows == 0, seconds=5)
+    live.wait_until_idle()
+    stats = engine_of(live).stats()
+    assert (stats.active, stats.pending, stats.projected_bytes) == (0, 0, 0)
+    assert stats.finished == ended + 3
+    assert live.worker.totals.rows["cancelled"] >= 3
+
+
+def test_neighbours_go_on_when_clients_leave(live: Live) -> None:
+    expected = live.chat("stay", max_tokens=200, ignore_eos=True).json()["choices"]
+    found: list[Any] = []
+
+    def stay() -> None:
+        with httpx2.Client(base_url=live.url, timeout=60) as client:
+            body = chat_body("stay", max_tokens=200, ignore_eos=True)
+            found.append(client.post(CHAT, json=body).json()["choices"])
+
+    staying = threading.Thread(target=stay)
+    staying.start()
+    for _ in range(10):
+        with (
+            httpx2.Client(base_url=live.url, timeout=30) as leaver,
+            leaver.stream("POST", CHAT, json=chat_body(stream=True, **LONG)) as answer,
+        ):
+            next(answer.iter_bytes())
+    staying.join()
+    assert found == [expected]
+
+
+def test_requests_beyond_what_may_wait_get_a_429() -> None:
+    config = EngineConfig(max_rows=1)
+    with serving(lambda: tiny_engine(config), max_waiting=1) as live:
+        too_many = live.chat(n=3)
+        assert (too_many.status_code, too_many.json()["error"]["param"]) == (400, "n")
+        with live.client.stream("POST", CHAT, json=chat_body(stream=True, n=2, **LONG)) as answer:
+            next(answer.iter_bytes())
+            with httpx2.Client(base_url=live.url, timeout=30) as other:
+                refused = other.post(CHAT, json=chat_body())
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"]
+        live.wait_until_idle()
+        assert live.chat().status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_reply_that_takes_too_long_ends_with_an_error(stream: bool) -> None:
+    with serving(request_timeout_s=0.5) as live:
+        answer = live.chat(stream=stream, max_tokens=8000, ignore_eos=True)
+        if stream:
+            error = json.loads(events_of(answer.text)[-1])["error"]
+        else:
+            assert answer.status_code == 504
+            error = answer.json()["error"]
+        assert error["code"] == "timeout"
+        live.wait_until_idle()
+
+
+def test_a_key_is_asked_for_everywhere_but_at_health() -> None:
+    with serving(api_key="s3cret") as live, httpx2.Client(base_url=live.url) as stranger:
+        assert stranger.get("/health").status_code == 200
+        for path in ("/v1/models", "/stats", "/metrics", "/nowhere"):
+            assert stranger.get(path).status_code == 401
+        for key in ("", "Bearer", "Bearer s3cre", "Bearer s3cret2", "Basic s3cret", "Bearer é"):
+            answer = stranger.post(
+                CHAT, json=chat_body(), headers={"authorization": key.encode("latin-1")}
+            )
+            assert answer.status_code == 401
+            assert answer.headers["www-authenticate"] == "Bearer"
+        assert live.chat().status_code == 200
+        assert "s3cret" not in repr(live.server.config)
+
+
+def test_another_host_needs_a_key_or_an_explicit_word() -> None:
+    for host in ("0.0.0.0", "::", "192.168.1.5", "example.com"):
+        with pytest.raises(SettingError, match="--api-key"):
+            ServerConfig(host=host)
+        ServerConfig(host=host, api_key="k")
+        ServerConfig(host=host, insecure=True)
+    for host in ("127.0.0.1", "::1", "localhost", "127.9.9.9"):
+        ServerConfig(host=host)
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example"])
+def test_a_name_that_was_made_local_does_not_reach_a_server_without_a_key(
+    live: Live, host: str
+) -> None:
+    assert live.client.get("/v1/models", headers={"host": host}).status_code == 403
+    for own in ("localhost", "localhost:1", "[::1]:80", "[::1]"):
+        assert live.client.get("/v1/models", headers={"host": own}).status_code == 200
+
+
+def test_a_server_that_drains_ends_what_it_began_and_takes_no_more() -> None:
+    with serving() as own:
+        with own.client.stream(
+            "POST", CHAT, json=chat_body(stream=True, max_tokens=300, ignore_eos=True)
+        ) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            own.worker.drain()
+            with httpx2.Client(base_url=own.url) as other:
+                assert other.post(CHAT, json=chat_body()).status_code == 503
+                assert other.get("/health").json() == {"status": "draining"}
+            assert "data: [DONE]" in list(lines)
+
+
+def test_what_is_told_of_the_server_is_true(live: Live) -> None:
+    live.chat(max_tokens=30, response_format={"type": "json_object"})
+    (listed,) = live.client.get("/v1/models").json()["data"]
+    assert (listed["id"], listed["state"]) == ("tiny", "serving")
+    assert listed == live.client.get("/v1/models/tiny").json()
+    stats = live.client.get("/stats").json()
+    assert stats["rows"]["live"] == 0
+    assert stats["rows"]["max"] == 4
+    assert stats["tokens"]["completion"] > 0
+    assert stats["speculation"]["draft_kind"] == "ngram"
+    assert stats["speculation"]["num_draft_tokens"] == 3
+    assert stats["grammar_cache"]["compiles"] >= 1
+    assert stats["kv"]["bytes"] > 0
+    text = live.client.get("/metrics").text
+    assert 'fm_requests_total{path="/v1/chat/completions",status="200"}' in text
+    for name in ("fm_completion_tokens_total", "fm_rows_active", "fm_first_text_seconds_bucket"):
+        assert name in text

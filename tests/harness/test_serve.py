@@ -1,0 +1,167 @@
+"""`fm serve` and `fm generate` as a person uses them: real processes, a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from engine.errors import SettingError
+from harness.opening import engine_config
+
+ROOT = Path(__file__).parents[2]
+FM = (sys.executable, "-m", "harness.cli")
+TIMEOUT_S = 120
+
+
+def environment(**variables: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default", **variables}
+
+
+def fm(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*FM, *arguments],
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+@contextmanager
+def serve(*arguments: str, **variables: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server that is ready, and its address."""
+    command = [*FM, "serve", "--model", "tiny-thinking", "--port", "0", *arguments]
+    process = subprocess.Popen(
+        command, env=environment(**variables), stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr is not None
+        seen = ""
+        for line in process.stderr:
+            seen += line
+            if found := re.search(r"fm: serving tiny-thinking on (http://\S+)/v1", line):
+                yield process, found[1]
+                break
+        else:
+            pytest.fail(f"the server did not become ready: {seen}")
+    finally:
+        process.kill()
+        process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "secret words"}]
+    return {"model": "tiny-thinking", "messages": messages, "temperature": 0, **fields}
+
+
+def test_a_server_serves_says_nothing_of_what_it_served_and_drains_on_a_signal() -> None:
+    key = {"authorization": "Bearer k3y"}
+    with serve("--num-draft-tokens", "3", "--batch", "2", FM_API_KEY="k3y") as (process, url):
+        long = body(stream=True, max_tokens=1500, ignore_eos=True)
+        with httpx2.Client(base_url=url, headers=key, timeout=60) as client:
+            assert client.get("/health").json() == {"status": "ok"}
+            assert client.get("/stats").json()["speculation"]["num_draft_tokens"] == 3
+            with client.stream("POST", "/v1/chat/completions", json=long) as answer:
+                lines = answer.iter_lines()
+                next(lines)
+                process.send_signal(signal.SIGTERM)
+                assert "data: [DONE]" in list(lines)
+        assert process.wait(TIMEOUT_S) == 0
+        assert process.stderr is not None
+        rest = process.stderr.read()
+        assert not any(word in rest for word in ("secret", "k3y", "Traceback", str(ROOT)))
+
+
+def test_a_second_signal_does_not_wait_for_replies() -> None:
+    with serve("--request-timeout", "600", "--drain", "600") as (process, url):
+        first = threading.Event()
+
+        def ask() -> None:
+            long = body(stream=True, max_tokens=8000, ignore_eos=True)
+            with (
+                httpx2.Client(base_url=url, timeout=60) as client,
+                client.stream("POST", "/v1/chat/completions", json=long) as answer,
+            ):
+                try:
+                    for _ in answer.iter_bytes():
+                        first.set()
+                except httpx2.HTTPError:
+                    pass
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        assert first.wait(60)
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+        asking.join()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--model", "no-such"), "unknown model"),
+        (("--host", "0.0.0.0"), "--api-key"),
+        (("--port", "70000"), "port is 70000"),
+        (("--kv-bits", "3"), "kv_bits"),
+        (("--draft-kind", "ngram"), "--num-draft-tokens"),
+        (("--batch", "0"), "max_rows"),
+    ],
+    ids=lambda value: str(value),
+)
+def test_a_server_that_cannot_start_says_why_in_one_line(
+    arguments: tuple[str, ...], words: str
+) -> None:
+    done = fm("serve", *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_model_that_cannot_be_opened_ends_the_server_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    done = fm("serve", "--port", "0", "--model", str(tmp_path / "broken"))
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("fm: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_draft_model_drafts_unless_another_kind_is_named() -> None:
+    config = engine_config({"draft_model": "smollm2-135m-first8", "num_draft_tokens": 3})
+    assert config.drafter == "two_model"
+    with pytest.raises(SettingError, match="loads no model"):
+        engine_config({"draft_model": "x", "drafter": "ngram", "num_draft_tokens": 3})
+
+
+def test_a_prompt_is_answered_from_the_shell(tmp_path: Path) -> None:
+    plain = fm("generate", "hello", "--model", "tiny-thinking", "--max-tokens", "12")
+    assert plain.returncode == 0, plain.stderr
+    assert "tokens in" in plain.stderr
+    again = fm(
+        *("generate", "hello", "--model", "tiny-thinking", "--max-tokens", "12"),
+        *("--draft-kind", "ngram", "--num-draft-tokens", "3"),
+    )
+    assert again.stdout == plain.stdout
+    schema = tmp_path / "schema.json"
+    schema.write_text(json.dumps({"enum": ["yes", "no"]}))
+    bound = fm("generate", "hello", "--model", "tiny-thinking", "--schema", str(schema))
+    assert json.loads(bound.stdout) in ("yes", "no")
+    assert "schema enforced" in bound.stderr
+    schema.write_text("{")
+    refused = fm("generate", "hello", "--model", "tiny-thinking", "--schema", str(schema))
+    assert (refused.returncode, refused.stdout) == (2, "")
