@@ -70,7 +70,7 @@ ENGINE_FLAGS = {
 """Flag of `fm serve` -> field of EngineConfig."""
 
 SERVED_ROWS = 8
-"""A server's default for rows decoded together: a row that is alone costs what it costs serially."""
+"""A server's default for rows decoded together: one that is alone costs as if serial."""
 
 SERVER_FLAGS = {
     "host": "host",

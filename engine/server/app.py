@@ -23,7 +23,7 @@ from engine.server.fields import Endpoint
 from engine.server.forms import TokenTexts
 from engine.server.gate import Gate
 from engine.server.metrics import Metrics
-from engine.server.problem import Problem, problem_of
+from engine.server.problem import HttpError, problem_of
 from engine.server.protocol import Call, read_call
 from engine.server.replies import Reply
 from engine.server.settings import ServerConfig
@@ -159,25 +159,25 @@ def build_app(server: Server) -> Starlette:
     async def completions(request: Request) -> Response:
         return await server.serve(Endpoint.COMPLETIONS, request)
 
-    async def models(request: Request) -> Response:
+    async def models(_request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [_model(server)]})
 
     async def model(request: Request) -> Response:
         wanted = request.path_params["name"]
         if wanted != server.name:
             message = f"the model {wanted[:60]!r} is not served here"
-            raise Problem(404, message, param="model", code="model_not_found")
+            raise HttpError(404, message, param="model", code="model_not_found")
         return JSONResponse(_model(server))
 
-    async def health(request: Request) -> Response:
+    async def health(_request: Request) -> Response:
         state = server.worker.state
         status = 200 if state is State.SERVING else 503
         return JSONResponse({"status": "ok" if status == 200 else str(state)}, status)
 
-    async def stats(request: Request) -> Response:
+    async def stats(_request: Request) -> Response:
         return JSONResponse(await server.stats())
 
-    async def metrics(request: Request) -> Response:
+    async def metrics(_request: Request) -> Response:
         return Response(await server.metrics_text(), media_type=server.metrics.content_type)
 
     routes = [
@@ -203,7 +203,7 @@ def _answer_plainly(_request: Request, error: Exception) -> Response:
     """Word the framework's own errors, an unknown path or method, as all others are."""
     assert isinstance(error, HTTPException)
     code = CODES.get(error.status_code)
-    problem = Problem(error.status_code, error.detail, code=code)
+    problem = HttpError(error.status_code, error.detail, code=code)
     return JSONResponse(problem.document, problem.status, headers=error.headers)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
 
-from engine.server.problem import Problem, refusal
+from engine.server.problem import HttpError, refusal
 
 MAX_DEPTH = 128
 """Levels of nesting: a schema has at most 115 of its own."""
@@ -18,12 +18,10 @@ async def read_body(request: Request, most: int) -> bytes:
     """Return the body of a JSON request.
 
     Raises:
-        Problem: 415 for another media type or encoding, 413 for a body over the limit.
+        HttpError: 415 for another media type or encoding, 413 for a body over the limit.
     """
     _check_type(request)
-    too_large = Problem(
-        413, f"the body is larger than {most} bytes", code="request_too_large"
-    )
+    too_large = HttpError(413, f"the body is larger than {most} bytes", code="request_too_large")
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length[:20]) > most:
         raise too_large
@@ -44,7 +42,7 @@ def parse_document(body: bytes) -> dict[str, Any]:
     """Return the JSON object a body holds.
 
     Raises:
-        Problem: it holds something else: no UTF-8, no JSON, NaN or Infinity (also as 1e999), half
+        HttpError: it holds something else: no UTF-8, no JSON, NaN or Infinity (also as 1e999), half
             a surrogate pair, a key twice, or values nested more than MAX_DEPTH deep.
     """
     try:
@@ -58,7 +56,7 @@ def parse_document(body: bytes) -> dict[str, Any]:
 
 
 def parse_json(text: str, what: str) -> Any:
-    """Return the value of a JSON text; raises Problem as parse_document, naming `what`."""
+    """Return the value of a JSON text; raises HttpError as parse_document, naming `what`."""
     try:
         value = json.loads(
             text,
@@ -80,15 +78,13 @@ def _check_type(request: Request) -> None:
     media, _, parameters = request.headers.get("content-type", "").lower().partition(";")
     charset = parameters.partition("charset=")[2].strip().strip('"')
     if media.strip() != "application/json" or charset not in ("", "utf-8", "utf8"):
-        raise Problem(
+        raise HttpError(
             415,
             "the Content-Type must be application/json, in UTF-8",
             code="unsupported_media_type",
         )
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise Problem(
-            415, "the body must not be compressed", code="unsupported_content_encoding"
-        )
+        raise HttpError(415, "the body must not be compressed", code="unsupported_content_encoding")
 
 
 def _finite(text: str) -> float:
@@ -134,5 +130,5 @@ def _check_surrogates(value: Any, what: str) -> None:
         ) from None
 
 
-def _too_deep(what: str) -> Problem:
+def _too_deep(what: str) -> HttpError:
     return refusal(f"{what} is nested deeper than {MAX_DEPTH} levels", code="invalid_json")

@@ -8,8 +8,8 @@ from typing import Any
 from engine.errors import RequestError
 from engine.request import Constraint, ConstraintKind
 from engine.server.body import parse_json
-from engine.server.problem import Problem
-from engine.server.readers import BadValue, Reader, below, boolean, members, one_of, shown, text
+from engine.server.problem import HttpError
+from engine.server.readers import FieldError, Reader, below, boolean, members, one_of, shown, text
 
 MAX_DESCRIPTION = 65_536
 
@@ -24,7 +24,7 @@ def response_format(value: Any) -> Constraint | None:
     given = members(value, ("type", "json_schema"))
     kind = below(".type", one_of(*FORMATS), given.get("type"))
     if kind != "json_schema" and "json_schema" in given:
-        raise BadValue(f"goes with type json_schema, not {kind}", ".json_schema")
+        raise FieldError(f"goes with type json_schema, not {kind}", ".json_schema")
     if kind == "text":
         return None
     if kind == "json_object":
@@ -39,11 +39,11 @@ def structured_outputs(value: Any) -> Constraint | None:
     """Take an object with one of json, json_object, regex, choice and grammar."""
     given = members(value, (*SPELLINGS, "json_object"))
     if len(given) != 1:
-        raise BadValue(f"must hold exactly one of {', '.join((*SPELLINGS, 'json_object'))}")
+        raise FieldError(f"must hold exactly one of {', '.join((*SPELLINGS, 'json_object'))}")
     name, item = next(iter(given.items()))
     if name == "json_object":
         if not below(".json_object", boolean, item):
-            raise BadValue("must be true or left out", ".json_object")
+            raise FieldError("must be true or left out", ".json_object")
         return Constraint(kind=ConstraintKind.JSON_OBJECT)
     return constraint_of(name, below(f".{name}", SPELLINGS[name], item))
 
@@ -67,29 +67,29 @@ def _schema(value: Any) -> Any:
     if isinstance(value, str):
         try:
             value = parse_json(value, "the schema")
-        except Problem as error:
-            raise BadValue(f"is no schema: {error.message}") from None
+        except HttpError as error:
+            raise FieldError(f"is no schema: {error.message}") from None
     if not isinstance(value, dict | bool):
-        raise BadValue(f"must be a JSON Schema, not {shown(value)}")
+        raise FieldError(f"must be a JSON Schema, not {shown(value)}")
     return value
 
 
 def _named_schema(value: Any) -> Any:
     given = members(value, ("name", "description", "schema", "strict"))
     if "schema" not in given:
-        raise BadValue("is missing", ".schema")
+        raise FieldError("is missing", ".schema")
     for name, reader in NOTES.items():
         if name in given:
             below(f".{name}", reader, given[name])
     schema = given["schema"]
     if not isinstance(schema, dict | bool):
-        raise BadValue(f"must be a JSON Schema, not {shown(schema)}", ".schema")
+        raise FieldError(f"must be a JSON Schema, not {shown(schema)}", ".schema")
     return schema
 
 
 def _choices(value: Any) -> list[str]:
     if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
-        raise BadValue("must be a list of at least one text")
+        raise FieldError("must be a list of at least one text")
     return value
 
 

@@ -18,14 +18,13 @@ from engine.server.constraints import guided, response_format, structured_output
 from engine.server.messages import messages
 from engine.server.problem import refusal
 from engine.server.readers import (
-    BadValue,
+    FieldError,
     Reader,
     below,
     boolean,
     items,
     members,
     number,
-    one_of,
     setting_of,
     shown,
     text,
@@ -87,18 +86,18 @@ def _stops(value: Any) -> tuple[str, ...]:
     for index, item in enumerate(texts):
         where = "" if texts is not value else f"[{index}]"
         if below(where, text(MAX_STOP_LENGTH), item) == "":
-            raise BadValue("must not be empty", where)
+            raise FieldError("must not be empty", where)
     return tuple(texts)
 
 
 def _biases(value: Any) -> dict[int, float]:
     if not isinstance(value, dict):
-        raise BadValue(f"must be an object, not {shown(value)}")
+        raise FieldError(f"must be an object, not {shown(value)}")
     if len(value) > MAX_BIASES:
-        raise BadValue(f"must have at most {MAX_BIASES} members, not {len(value)}")
+        raise FieldError(f"must have at most {MAX_BIASES} members, not {len(value)}")
     for key in value:
         if not (key.isascii() and key.isdecimal() and len(key) < 20):
-            raise BadValue("is no token id", f"[{key[:40]!r}]")
+            raise FieldError("is no token id", f"[{key[:40]!r}]")
     read = number(-MAX_BIAS, MAX_BIAS)
     return {int(key): below(f"[{key!r}]", read, item) for key, item in value.items()}
 
@@ -109,7 +108,7 @@ def _prompts(value: Any) -> list[str | tuple[int, ...]]:
         return [value]
     given = items(value, MAX_PROMPT_IDS)
     if not given:
-        raise BadValue("must not be empty")
+        raise FieldError("must not be empty")
     if isinstance(given[0], int):
         return [_ids(given)]
     many = items(value, MAX_PROMPTS)
@@ -123,7 +122,7 @@ def _prompt(value: Any) -> str | tuple[int, ...]:
 def _ids(value: list[Any]) -> tuple[int, ...]:
     for index, item in enumerate(value):
         if not isinstance(item, int) or isinstance(item, bool):
-            raise BadValue(f"must be a token id, not {shown(item)}", f"[{index}]")
+            raise FieldError(f"must be a token id, not {shown(item)}", f"[{index}]")
     return tuple(value)
 
 
@@ -132,21 +131,21 @@ def _include_usage(value: Any) -> bool:
     for name, item in given.items():
         below(f".{name}", boolean, item)
     if given.get("include_obfuscation"):
-        raise BadValue("is not served", ".include_obfuscation")
+        raise FieldError("is not served", ".include_obfuscation")
     return bool(given.get("include_usage", False))
 
 
 def _options(value: Any) -> dict[str, Any]:
     """Take template variables: single values, since a template may print them."""
     if not isinstance(value, dict):
-        raise BadValue(f"must be an object, not {shown(value)}")
+        raise FieldError(f"must be an object, not {shown(value)}")
     if len(value) > MAX_OPTIONS:
-        raise BadValue(f"must have at most {MAX_OPTIONS} members, not {len(value)}")
+        raise FieldError(f"must have at most {MAX_OPTIONS} members, not {len(value)}")
     for key, item in value.items():
         if not key.isidentifier() or len(key) > 64:
-            raise BadValue("is no name of a template variable", f".{key[:60]}")
+            raise FieldError("is no name of a template variable", f".{key[:60]}")
         if isinstance(item, dict | list):
-            raise BadValue(f"must be a single value, not {shown(item)}", f".{key}")
+            raise FieldError(f"must be a single value, not {shown(item)}", f".{key}")
         if isinstance(item, str):
             below(f".{key}", text(256), item)
     return value
@@ -160,14 +159,18 @@ SAMPLED = {
     "repetition_penalty": "divides scores of seen tokens",
     "presence_penalty": "subtracted once from tokens of the reply",
     "frequency_penalty": "subtracted for each occurrence in the reply",
-    "seed": "the same seed gives the same reply, alone or beside others; choice i draws with seed + i",
+    "seed": "the same seed gives the same reply, alone or not; choice i draws with seed + i",
     "min_tokens": "tokens before an end token is allowed",
 }
 """Fields that are parameters of sampling under their own names -> what is said of them."""
 
 CONSTRAINTS = {
     "response_format": (response_format, CHAT, "text, json_object, json_schema: whole or 400"),
-    "structured_outputs": (structured_outputs, BOTH, "one of json, json_object, regex, choice, grammar"),
+    "structured_outputs": (
+        structured_outputs,
+        BOTH,
+        "one of json, json_object, regex, choice, grammar",
+    ),
     "guided_json": (guided("json"), BOTH, "a JSON Schema, or its text"),
     "guided_regex": (guided("regex"), BOTH, "a regular expression for the whole reply"),
     "guided_choice": (guided("choice"), BOTH, "the reply is one of these texts"),
@@ -253,9 +256,7 @@ def _enforced() -> Iterable[Field]:
     )
     for name, help in SAMPLED.items():
         yield field(name=name, read=setting_of(SamplingParams, name), help=help)
-    yield field(
-        name="logit_bias", read=_biases, help="token id -> -100 to 100, added to its score"
-    )
+    yield field(name="logit_bias", read=_biases, help="token id -> -100 to 100, added to its score")
     yield field(
         name="logprobs",
         read=boolean,
@@ -318,7 +319,7 @@ def read_fields(endpoint: Endpoint, document: Mapping[str, Any]) -> dict[str, An
     """Return the enforced fields of a body as they are taken; null is as good as left out.
 
     Raises:
-        Problem: a field is unknown, refused, missing, or holds what it cannot.
+        HttpError: a field is unknown, refused, missing, or holds what it cannot.
     """
     known = BY_ENDPOINT[endpoint]
     values: dict[str, Any] = {}
@@ -354,7 +355,7 @@ def field_table() -> str:
 def _read(name: str, read: Reader, value: Any) -> Any:
     try:
         return read(value)
-    except BadValue as error:
+    except FieldError as error:
         place = name + error.where
         raise refusal(f"{place} {error}", place) from None
     except RequestError as error:

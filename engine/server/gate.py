@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import FmError
-from engine.server.problem import Problem, problem_of
+from engine.server.problem import HttpError, problem_of
 from engine.server.settings import ServerConfig, is_loopback
 
 LOGGER = logging.getLogger("fm.server")
@@ -55,15 +55,13 @@ class Gate:
         except Exception as error:  # noqa: BLE001  # whatever it is, the client gets an answer
             problem = _told(error)
             if status == 0:
-                answer = JSONResponse(
-                    problem.document, problem.status, headers=problem.headers
-                )
+                answer = JSONResponse(problem.document, problem.status, headers=problem.headers)
                 await answer(scope, receive, noted)
         finally:
             self._on_answer(scope["path"], status or CLIENT_LEFT)
 
     def _check(self, scope: Scope) -> None:
-        headers = {name: value for name, value in scope["headers"]}
+        headers = dict(scope["headers"])
         self._check_host(headers)
         key = self._config.api_key
         if key is None or scope["path"] in OPEN_PATHS:
@@ -71,7 +69,7 @@ class Gate:
         kind, _, sent = headers.get(b"authorization", b"").partition(b" ")
         is_right = hmac.compare_digest(sent.strip(), key.encode())
         if kind.lower() != b"bearer" or not is_right:
-            raise Problem(
+            raise HttpError(
                 401,
                 "the API key is missing or wrong; send Authorization: Bearer KEY",
                 code="invalid_api_key",
@@ -85,15 +83,15 @@ class Gate:
         host = headers.get(b"host", b"").decode("latin-1")
         name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
         if not is_loopback(name):
-            raise Problem(403, "the Host header must name this machine", code="wrong_host")
+            raise HttpError(403, "the Host header must name this machine", code="wrong_host")
 
 
-def _told(error: Exception) -> Problem:
+def _told(error: Exception) -> HttpError:
     """Return what an error is told as; one that nobody foresaw is told by its class alone."""
-    if isinstance(error, Problem):
+    if isinstance(error, HttpError):
         return error
     if isinstance(error, FmError):
         return problem_of(error)
     LOGGER.error("a request failed: %s", type(error).__name__)
     LOGGER.debug("what it failed with", exc_info=error)
-    return Problem(500, f"an error of the server ({type(error).__name__})", code="internal_error")
+    return HttpError(500, f"an error of the server ({type(error).__name__})", code="internal_error")

@@ -64,11 +64,10 @@ def serve(
             max_waiting=config.max_waiting,
             stuck_after_s=config.stuck_after_s,
             on_open=lambda _engine: tell(f"serving {name} on {url}/v1"),
-            on_failure=lambda: listener.end(),
         )
         server = Server(config, name, worker)
         listener = Listener(uvicorn_config(config, server), worker)
-        worker.start()
+        worker.start(listener.end)
         try:
             listener.run(sockets=[bound])
         finally:
@@ -125,5 +124,3 @@ def log_to_stderr(level: str) -> None:
     logging.basicConfig(
         level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.server.readers import BadValue, below, items, members, one_of, shown, text
+from engine.server.readers import FieldError, below, items, members, one_of, shown, text
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
@@ -24,7 +24,7 @@ def messages(value: Any) -> list[dict[str, str]]:
     """Take the messages of a chat, at least one."""
     given = items(value, MAX_MESSAGES)
     if not given:
-        raise BadValue("must hold at least one message")
+        raise FieldError("must hold at least one message")
     return [below(f"[{index}]", _message, item) for index, item in enumerate(given)]
 
 
@@ -32,10 +32,10 @@ def _message(value: Any) -> dict[str, str]:
     given = members(value, KNOWN)
     for name in LATER:
         if given.get(name) not in (None, []):
-            raise BadValue("is not served yet", f".{name}")
+            raise FieldError("is not served yet", f".{name}")
     for name in ("role", "content"):
         if name not in given:
-            raise BadValue("is missing", f".{name}")
+            raise FieldError("is missing", f".{name}")
     role = below(".role", one_of(*ROLES), given["role"])
     message = {"role": ROLES[role], "content": below(".content", _content, given["content"])}
     if "name" in given:
@@ -48,16 +48,16 @@ def _content(value: Any) -> str:
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise BadValue(f"must be a text or a list of parts, not {shown(value)}")
+        raise FieldError(f"must be a text or a list of parts, not {shown(value)}")
     parts = items(value, MAX_PARTS)
     return "\n".join(below(f"[{index}]", _part, part) for index, part in enumerate(parts))
 
 
 def _part(value: Any) -> str:
     if not isinstance(value, dict):
-        raise BadValue(f"must be an object, not {shown(value)}")
+        raise FieldError(f"must be an object, not {shown(value)}")
     below(".type", one_of("text"), value.get("type"))
     given = members(value, ("type", "text"))
     if "text" not in given:
-        raise BadValue("is missing", ".text")
+        raise FieldError("is missing", ".text")
     return str(below(".text", text(MAX_TEXT), given["text"]))

@@ -49,7 +49,7 @@ ANSWERS: dict[type[FmError], Answer] = {
 """The engine's exception family; the nearest ancestor of an error's class answers for it."""
 
 
-class Problem(Exception):
+class HttpError(Exception):
     """An error as an HTTP answer.
 
     Args:
@@ -93,14 +93,14 @@ class Problem(Exception):
         return {"retry-after": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
 
 
-def problem_of(error: FmError, param: str | None = None) -> Problem:
+def problem_of(error: FmError, param: str | None = None) -> HttpError:
     """Return what an error of the engine is told as."""
     answer = next(ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS)
-    return Problem(
-        answer.status, str(error), param=param, code=answer.code, kind=answer.kind
-    )
+    return HttpError(answer.status, str(error), param=param, code=answer.code, kind=answer.kind)
 
 
-def refusal(message: str, param: str | None = None, code: str | None = "invalid_value") -> Problem:
+def refusal(
+    message: str, param: str | None = None, code: str | None = "invalid_value"
+) -> HttpError:
     """Return a 400: the caller has to change the request."""
-    return Problem(400, message, param=param, code=code)
+    return HttpError(400, message, param=param, code=code)

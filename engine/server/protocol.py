@@ -12,7 +12,7 @@ from engine.request import Request, SamplingParams
 from engine.server.body import parse_document
 from engine.server.constraints import only_one
 from engine.server.fields import CONSTRAINTS, Endpoint, read_fields
-from engine.server.problem import Problem, problem_of, refusal
+from engine.server.problem import HttpError, problem_of, refusal
 from engine.server.readers import shown
 
 COMPLETION_TOKENS = 16
@@ -57,11 +57,11 @@ def read_call(
         default_max_tokens: of a chat that sets no limit.
 
     Raises:
-        Problem: it cannot be served.
+        HttpError: it cannot be served.
     """
     values = read_fields(endpoint, parse_document(body))
     if values["model"] != name:
-        raise Problem(
+        raise HttpError(
             404,
             f"the model {values['model'][:60]!r} is not served here; this is {name!r}",
             param="model",
@@ -110,9 +110,7 @@ def _check_ids(values: Mapping[str, Any], model: LoadedModel) -> None:
                 raise refusal(f"{name}: {shown(token)} is no token id of the model", name)
 
 
-def _sampling(
-    endpoint: Endpoint, values: Mapping[str, Any]
-) -> tuple[SamplingParams, int | None]:
+def _sampling(endpoint: Endpoint, values: Mapping[str, Any]) -> tuple[SamplingParams, int | None]:
     names = {item.name for item in fields(SamplingParams)} - {"logprobs", "top_logprobs"}
     given = {name: values[name] for name in names if name in values}
     top = _top_logprobs(endpoint, values)
@@ -134,9 +132,7 @@ def _top_logprobs(endpoint: Endpoint, values: Mapping[str, Any]) -> int | None:
 def _max_tokens(endpoint: Endpoint, values: Mapping[str, Any], default: int) -> int:
     given = {values[name] for name in ("max_tokens", "max_completion_tokens") if name in values}
     if len(given) > 1:
-        raise refusal(
-            "max_tokens and max_completion_tokens differ; send one of them", "max_tokens"
-        )
+        raise refusal("max_tokens and max_completion_tokens differ; send one of them", "max_tokens")
     unset = COMPLETION_TOKENS if endpoint is Endpoint.COMPLETIONS else default
     return int(given.pop()) if given else unset
 

@@ -7,10 +7,10 @@ from dataclasses import fields
 from typing import Any
 
 Reader = Callable[[Any], Any]
-"""Returns a field's value as it is taken; raises BadValue when it cannot be."""
+"""Returns a field's value as it is taken; raises FieldError when it cannot be."""
 
 
-class BadValue(ValueError):
+class FieldError(ValueError):
     """A value that cannot be taken.
 
     Args:
@@ -27,14 +27,14 @@ def below(where: str, reader: Reader, value: Any) -> Any:
     """Read a value that lies inside another one; `where` says at which place."""
     try:
         return reader(value)
-    except BadValue as error:
-        raise BadValue(str(error), where + error.where) from None
+    except FieldError as error:
+        raise FieldError(str(error), where + error.where) from None
 
 
 def boolean(value: Any) -> bool:
     """Take true or false."""
     if not isinstance(value, bool):
-        raise BadValue(f"must be true or false, not {shown(value)}")
+        raise FieldError(f"must be true or false, not {shown(value)}")
     return value
 
 
@@ -44,9 +44,9 @@ def whole(low: int, high: int) -> Reader:
     def read(value: Any) -> int:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or value != int(value):
-            raise BadValue(f"must be a whole number, not {shown(value)}")
+            raise FieldError(f"must be a whole number, not {shown(value)}")
         if not low <= value <= high:
-            raise BadValue(f"must be between {low} and {high}, not {shown(value)}")
+            raise FieldError(f"must be between {low} and {high}, not {shown(value)}")
         return int(value)
 
     return read
@@ -57,9 +57,9 @@ def number(low: float, high: float) -> Reader:
 
     def read(value: Any) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise BadValue(f"must be a number, not {shown(value)}")
+            raise FieldError(f"must be a number, not {shown(value)}")
         if not low <= value <= high:
-            raise BadValue(f"must be between {low:g} and {high:g}, not {shown(value)}")
+            raise FieldError(f"must be between {low:g} and {high:g}, not {shown(value)}")
         return float(value)
 
     return read
@@ -70,9 +70,9 @@ def text(longest: int) -> Reader:
 
     def read(value: Any) -> str:
         if not isinstance(value, str):
-            raise BadValue(f"must be a text, not {shown(value)}")
+            raise FieldError(f"must be a text, not {shown(value)}")
         if len(value) > longest:
-            raise BadValue(f"must have at most {longest} characters, not {len(value)}")
+            raise FieldError(f"must have at most {longest} characters, not {len(value)}")
         return value
 
     return read
@@ -83,7 +83,7 @@ def one_of(*choices: str) -> Reader:
 
     def read(value: Any) -> str:
         if not isinstance(value, str) or value not in choices:
-            raise BadValue(f"must be one of {', '.join(choices)}, not {shown(value)}")
+            raise FieldError(f"must be one of {', '.join(choices)}, not {shown(value)}")
         return value
 
     return read
@@ -92,19 +92,19 @@ def one_of(*choices: str) -> Reader:
 def members(value: Any, known: Collection[str]) -> dict[str, Any]:
     """Take an object with no other keys than `known`; members that are null are left out."""
     if not isinstance(value, dict):
-        raise BadValue(f"must be an object, not {shown(value)}")
+        raise FieldError(f"must be an object, not {shown(value)}")
     for key in value:
         if key not in known:
-            raise BadValue(f"is not known; known: {', '.join(known)}", f".{key[:60]}")
+            raise FieldError(f"is not known; known: {', '.join(known)}", f".{key[:60]}")
     return {key: item for key, item in value.items() if item is not None}
 
 
 def items(value: Any, most: int) -> list[Any]:
     """Take a list of at most `most` items."""
     if not isinstance(value, list):
-        raise BadValue(f"must be a list, not {shown(value)}")
+        raise FieldError(f"must be a list, not {shown(value)}")
     if len(value) > most:
-        raise BadValue(f"must have at most {most} items, not {len(value)}")
+        raise FieldError(f"must have at most {most} items, not {len(value)}")
     return value
 
 

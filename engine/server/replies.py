@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.request import Completion, FinishReason, TokenEvent
 from engine.server.forms import FORMS, Form, Json, Piece, TokenTexts
-from engine.server.problem import Problem
+from engine.server.problem import HttpError
 from engine.server.protocol import Call
 from engine.server.sse import DONE, event
 from engine.server.usage import usage_of
@@ -47,7 +47,7 @@ class Reply:
         """Return the reply when every row has ended.
 
         Raises:
-            Problem: a row failed.
+            HttpError: a row failed.
         """
         async for _ in self._steps():
             pass
@@ -62,7 +62,7 @@ class Reply:
         try:
             async for item in self._events():
                 yield event(item)
-        except Problem as error:
+        except HttpError as error:
             yield event(error.document)
         else:
             yield DONE
@@ -83,7 +83,7 @@ class Reply:
             yield self._chunk([]) | {"usage": usage}
 
     async def _steps(self) -> AsyncIterator[Sequence[Told]]:
-        """Yield what steps tell until every row has ended; raises Problem when one failed."""
+        """Yield what steps tell until every row has ended; raises HttpError when one failed."""
         async for told in self.job.steps():
             for item in told:
                 if item.completion is not None:
@@ -152,5 +152,5 @@ class Reply:
         }
 
 
-def _failed(told: TokenEvent) -> Problem:
-    return Problem(503, told.error or "the reply was cancelled", code="row_failed")
+def _failed(told: TokenEvent) -> HttpError:
+    return HttpError(503, told.error or "the reply was cancelled", code="row_failed")

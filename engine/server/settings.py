@@ -28,9 +28,7 @@ class ServerConfig:
         metadata={"help": "key that clients must send; the variable FM_API_KEY does as well"},
     )
     insecure: bool = setting(False, "listen beyond this machine without a key")
-    max_body_bytes: int = setting(
-        4 * 2**20, "largest request body, in bytes", low=1024, high=2**30
-    )
+    max_body_bytes: int = setting(4 * 2**20, "largest request body, in bytes", low=1024, high=2**30)
     max_waiting: int = setting(
         256, "choices that may wait for a row; further requests get 429", low=1, high=100_000
     )

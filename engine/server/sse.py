@@ -1,4 +1,4 @@
-"""Server-sent events: the bytes of one, and a response that ends its work when the client leaves."""
+"""Server-sent events, and work that ends when the client leaves."""
 
 from __future__ import annotations
 

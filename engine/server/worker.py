@@ -18,7 +18,7 @@ from enum import StrEnum
 
 from engine.loop import Engine
 from engine.request import Completion, Request, TokenEvent
-from engine.server.problem import Problem, refusal
+from engine.server.problem import HttpError, refusal
 from engine.server.totals import Totals
 
 LOGGER = logging.getLogger("fm.server")
@@ -63,13 +63,13 @@ class Job:
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
         self._deadline_s = self._loop.time() + timeout_s
-        self._told: asyncio.Queue[Sequence[Told] | Problem] = asyncio.Queue()
+        self._told: asyncio.Queue[Sequence[Told] | HttpError] = asyncio.Queue()
 
     async def steps(self) -> AsyncIterator[Sequence[Told]]:
         """Yield what each step told, without end: the reader knows when its rows have ended.
 
         Raises:
-            Problem: the time is up, or the engine thread has ended.
+            HttpError: the time is up, or the engine thread has ended.
         """
         while True:
             try:
@@ -77,12 +77,12 @@ class Job:
                     told = await self._told.get()
             except TimeoutError:
                 message = f"the reply took longer than {self._timeout_s:g} s"
-                raise Problem(504, message, code="timeout") from None
-            if isinstance(told, Problem):
+                raise HttpError(504, message, code="timeout") from None
+            if isinstance(told, HttpError):
                 raise told
             yield told
 
-    def tell(self, told: Sequence[Told] | Problem) -> None:
+    def tell(self, told: Sequence[Told] | HttpError) -> None:
         """Hand over what a step told; from any thread."""
         try:
             self._loop.call_soon_threadsafe(self._told.put_nowait, told)
@@ -110,8 +110,7 @@ class EngineWorker:
         open_engine: makes the engine, in that thread.
         max_waiting: rows that may wait beyond those the engine decodes together.
         stuck_after_s: how long one step may take before the state is STUCK.
-        on_open, on_failure: called in that thread when the engine is open, and when the thread ends
-            with an error.
+        on_open: called in that thread when the engine is open.
     """
 
     def __init__(
@@ -121,7 +120,6 @@ class EngineWorker:
         max_waiting: int,
         stuck_after_s: float,
         on_open: Callable[[Engine], None] = lambda _engine: None,
-        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self.totals = Totals()
         self.failure: BaseException | None = None
@@ -129,7 +127,7 @@ class EngineWorker:
         self._max_waiting = max_waiting
         self._stuck_after_s = stuck_after_s
         self._on_open = on_open
-        self._on_failure = on_failure
+        self._on_failure: Callable[[], None] = lambda: None
         self._engine: Engine | None = None
         self._places: dict[str, _Place] = {}
         self._leaving: deque[str] = deque()
@@ -167,7 +165,7 @@ class EngineWorker:
         """The engine, while it takes requests.
 
         Raises:
-            Problem: requests are not served now.
+            HttpError: requests are not served now.
         """
         state, engine = self.state, self._engine
         if engine is None or state is not State.SERVING:
@@ -180,12 +178,12 @@ class EngineWorker:
         return len(self._places)
 
     def check_room(self, num_rows: int = 1) -> None:
-        """Raise Problem when so many more rows would be too many."""
+        """Raise HttpError when so many more rows would be too many."""
         most = self._max_waiting + self.engine.config.max_rows
         if num_rows > most:
             raise refusal(f"{num_rows} choices in one request; the server takes {most}", "n")
         if len(self._places) + num_rows > most:
-            raise Problem(
+            raise HttpError(
                 429,
                 f"{len(self._places)} choices are decoded or wait; try again later",
                 code="too_many_requests",
@@ -198,7 +196,7 @@ class EngineWorker:
         Blocks while a constraint is compiled.
 
         Raises:
-            Problem: requests are not served now, or too many wait.
+            HttpError: requests are not served now, or too many wait.
             RequestError: one of them is refused; then no row of the job is left.
         """
         engine = self.engine
@@ -228,12 +226,17 @@ class EngineWorker:
         """Refuse new rows; live ones go on."""
         self._is_draining = True
 
-    def start(self) -> None:
-        """Start the thread, which opens the engine."""
+    def start(self, on_failure: Callable[[], None] = lambda: None) -> None:
+        """Start the thread, which opens the engine.
+
+        Args:
+            on_failure: called in that thread when it ends with an error.
+        """
+        self._on_failure = on_failure
         self._thread.start()
 
     def stop(self, timeout_s: float = 10.0) -> bool:
-        """End the thread behind its step; jobs with live rows are told. Returns whether it ended."""
+        """End the thread behind its step; live rows are told. Returns whether it ended."""
         self._is_stopping = True
         self._wake.set()
         if self._thread.is_alive():
@@ -257,7 +260,7 @@ class EngineWorker:
     def _run(self) -> None:
         try:
             self._serve()
-        except BaseException as error:  # noqa: BLE001  # the thread's end is told, and health says so
+        except BaseException as error:  # the thread's end is told, and health says so
             self.failure = error
             LOGGER.error("the engine thread ended: %s", type(error).__name__)
             LOGGER.debug("what it ended with", exc_info=error)
@@ -282,7 +285,7 @@ class EngineWorker:
         self._step_began_s = time.monotonic()
         try:
             events = engine.step()
-        except Exception as error:  # noqa: BLE001  # the engine starts its rows over, or ends them
+        except Exception as error:  # the engine starts its rows over, or ends them
             self.totals.failed_steps += 1
             LOGGER.error("a step failed: %s", type(error).__name__)
             LOGGER.debug("what it failed with", exc_info=error)
@@ -320,5 +323,5 @@ class EngineWorker:
             job.tell(_unavailable(self.state))
 
 
-def _unavailable(state: State) -> Problem:
-    return Problem(503, f"the engine is {state}; try again later", code=f"engine_{state}")
+def _unavailable(state: State) -> HttpError:
+    return HttpError(503, f"the engine is {state}; try again later", code=f"engine_{state}")

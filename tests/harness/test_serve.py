@@ -122,7 +122,7 @@ def test_a_second_signal_does_not_wait_for_replies() -> None:
         (("--draft-kind", "ngram"), "--num-draft-tokens"),
         (("--batch", "0"), "max_rows"),
     ],
-    ids=lambda value: str(value),
+    ids=str,
 )
 def test_a_server_that_cannot_start_says_why_in_one_line(
     arguments: tuple[str, ...], words: str

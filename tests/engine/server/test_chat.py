@@ -30,9 +30,7 @@ def prompt_of(content: str, **options: Any) -> tuple[int, ...]:
 
 
 def oracle_ids(prompt: tuple[int, ...], max_tokens: int, **sampling: Any) -> list[int]:
-    request = Request(
-        prompt_ids=prompt, max_tokens=max_tokens, sampling=SamplingParams(**sampling)
-    )
+    request = Request(prompt_ids=prompt, max_tokens=max_tokens, sampling=SamplingParams(**sampling))
     return Oracle(tiny_model()).generate(request)
 
 
@@ -77,13 +75,11 @@ def test_a_reply_has_the_tokens_of_the_oracle_and_says_what_it_took(live: Live) 
         {"max_tokens": 12, "logprobs": True, "top_logprobs": 3},
         {"max_tokens": 1},
     ],
-    ids=lambda fields: "-".join(fields),
+    ids="-".join,
 )
 def test_a_stream_says_what_the_whole_reply_says(live: Live, fields: dict[str, Any]) -> None:
     whole = live.chat(**fields, return_token_ids=True).json()
-    chunks = streamed(
-        live, **fields, return_token_ids=True, stream_options={"include_usage": True}
-    )
+    chunks = streamed(live, **fields, return_token_ids=True, stream_options={"include_usage": True})
     assert chunks[-1]["choices"] == []
     assert chunks[-1]["usage"] == whole["usage"]
     assert chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"]
@@ -218,9 +214,7 @@ def test_a_cut_document_is_length_and_stays_as_it_is(live: Live) -> None:
 def test_a_constraint_after_reasoning_is_refused_rather_than_applied_to_the_reasoning(
     live: Live,
 ) -> None:
-    answer = live.chat(
-        response_format=JSON_SCHEMA, chat_template_kwargs={"enable_thinking": True}
-    )
+    answer = live.chat(response_format=JSON_SCHEMA, chat_template_kwargs={"enable_thinking": True})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "chat_template_kwargs"
 

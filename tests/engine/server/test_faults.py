@@ -235,17 +235,19 @@ def test_a_name_that_was_made_local_does_not_reach_a_server_without_a_key(
 
 
 def test_a_server_that_drains_ends_what_it_began_and_takes_no_more() -> None:
-    with serving() as own:
-        with own.client.stream(
+    with (
+        serving() as own,
+        own.client.stream(
             "POST", CHAT, json=chat_body(stream=True, max_tokens=300, ignore_eos=True)
-        ) as answer:
-            lines = answer.iter_lines()
-            next(lines)
-            own.worker.drain()
-            with httpx2.Client(base_url=own.url) as other:
-                assert other.post(CHAT, json=chat_body()).status_code == 503
-                assert other.get("/health").json() == {"status": "draining"}
-            assert "data: [DONE]" in list(lines)
+        ) as answer,
+    ):
+        lines = answer.iter_lines()
+        next(lines)
+        own.worker.drain()
+        with httpx2.Client(base_url=own.url) as other:
+            assert other.post(CHAT, json=chat_body()).status_code == 503
+            assert other.get("/health").json() == {"status": "draining"}
+        assert "data: [DONE]" in list(lines)
 
 
 def test_what_is_told_of_the_server_is_true(live: Live) -> None:

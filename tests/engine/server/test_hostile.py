@@ -114,9 +114,7 @@ def raw(live: Live, request: bytes) -> bytes:
     ],
     ids=["negative", "no number", "chunked", "no length", "too long"],
 )
-def test_the_length_of_a_body_is_minded(
-    live: Live, headers: str, body: str, status: bytes
-) -> None:
+def test_the_length_of_a_body_is_minded(live: Live, headers: str, body: str, status: bytes) -> None:
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     answer = raw(live, f"{head}{headers}\r\nConnection: close\r\n\r\n{body}".encode())
     # half-closed connections may be dropped, but never with a 5xx
@@ -251,8 +249,12 @@ VALUES = st.recursive(
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=8)
     | st.sampled_from(["auto", "text", "user", "<|im_end|>", "json_schema"]),
-    lambda inner: st.lists(inner, max_size=4)
-    | st.dictionaries(st.text(max_size=5) | st.sampled_from(["type", "role"]), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.text(max_size=5) | st.sampled_from(["type", "role"]), inner, max_size=4
+        )
+    ),
     max_leaves=8,
 )
 NAMES = sorted({name for known in BY_ENDPOINT.values() for name in known})
