@@ -28,7 +28,7 @@ def setting_flags(
     known = {item.name: item for item in fields(config)}
 
     def decorate(command: Command) -> Command:
-        for flag, name in reversed(names.items()):
+        for flag, name in reversed(list(names.items())):
             command = _option(config, flag, known[name], others)(command)
         return command
 

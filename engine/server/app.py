@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,8 @@ from engine.server.settings import ServerConfig
 from engine.server.snapshot import snapshot
 from engine.server.sse import send_events, while_connected
 from engine.server.worker import EngineWorker, Job, State
+
+LOGGER = logging.getLogger("fm.server")
 
 CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -192,7 +195,9 @@ def build_app(server: Server) -> Starlette:
     paths = {route.path for route in routes}
 
     def count(path: str, status: int) -> None:
-        server.metrics.saw_request(path if path in paths else "other", status)
+        known = path if path in paths else "other"
+        server.metrics.saw_request(known, status)
+        LOGGER.info("%s: %d", known, status)
 
     gate = Middleware(Gate, config=server.config, on_answer=count)
     handlers = {HTTPException: _answer_plainly}

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from engine.errors import FmError
+from engine.errors import FmError, RequestError
 from engine.models.load import LoadedModel
+from engine.models.tokenizer import RESERVED_OPTIONS
 from engine.request import Request, SamplingParams
 from engine.server.body import parse_document
 from engine.server.constraints import only_one
@@ -132,7 +133,10 @@ def _top_logprobs(endpoint: Endpoint, values: Mapping[str, Any]) -> int | None:
 def _max_tokens(endpoint: Endpoint, values: Mapping[str, Any], default: int) -> int:
     given = {values[name] for name in ("max_tokens", "max_completion_tokens") if name in values}
     if len(given) > 1:
-        raise refusal("max_tokens and max_completion_tokens differ; send one of them", "max_tokens")
+        raise refusal(
+            "max_tokens and max_completion_tokens differ; send one of them",
+            "max_completion_tokens",
+        )
     unset = COMPLETION_TOKENS if endpoint is Endpoint.COMPLETIONS else default
     return int(given.pop()) if given else unset
 
@@ -158,7 +162,13 @@ def _chat_prompt(
     options = dict(values.get("chat_template_kwargs", {}))
     if is_constrained:
         options.setdefault("enable_thinking", False)
-    ids = tuple(tokenizer.apply_chat_template(values["messages"], options=options))
+    for name in options:
+        if name in RESERVED_OPTIONS:
+            raise refusal(f"{name} is no variable of the template", f"chat_template_kwargs.{name}")
+    try:
+        ids = tuple(tokenizer.apply_chat_template(values["messages"], options=options))
+    except RequestError as error:
+        raise problem_of(error, "messages") from None
     if is_constrained and tokenizer.opens_thinking(ids):
         raise refusal(
             "a constrained reply cannot follow on reasoning yet; leave enable_thinking out, or the "

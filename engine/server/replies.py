@@ -104,12 +104,12 @@ class Reply:
             events[item.row].append(item.event)
         pieces: list[Piece] = []
         for row, items in events.items():
-            tokens = [item for item in items if item.token_id is not None]
+            ids = [item.token_id for item in items if item.token_id is not None]
             piece = Piece(
                 row,
                 "".join(item.text for item in items),
-                self._entries([item.logprobs for item in tokens]),
-                [item.token_id for item in tokens] if self.call.return_token_ids else None,
+                self._entries([item.logprobs for item in items if item.token_id is not None]),
+                ids if self.call.return_token_ids else None,
             )
             if piece.text or piece.entries or piece.token_ids:
                 pieces.append(piece)

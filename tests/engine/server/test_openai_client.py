@@ -57,12 +57,12 @@ def test_a_stream_adds_up_to_the_reply(client: OpenAI) -> None:
 
 def test_the_stream_helper_collects_the_reply(client: OpenAI) -> None:
     with client.chat.completions.stream(
-        model=MODEL, messages=HI, max_tokens=20, temperature=0
+        model=MODEL, messages=HI, max_tokens=80, temperature=0, response_format=Paint
     ) as stream:
         for _ in stream:
             pass
         final = stream.get_final_completion()
-    assert final.choices[0].finish_reason in ("stop", "length")
+    assert isinstance(final.choices[0].message.parsed, Paint)
 
 
 def test_a_reply_is_parsed_into_a_model(client: OpenAI) -> None:
