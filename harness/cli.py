@@ -222,14 +222,14 @@ def serve(context: click.Context, model: str) -> int:
     settings = {"api_key": os.environ.get("FM_API_KEY") or None}
     server = ServerConfig(**settings | chosen_settings(context, ServerConfig))
     from engine.backend import require_backend
-
-    require_backend()
-    from engine.server import listen
     from harness.opening import engine_config, open_engine, served_name
 
-    config = engine_config(chosen_settings(context, EngineConfig))
+    config, name = engine_config(chosen_settings(context, EngineConfig)), served_name(model)
+    require_backend()
+    from engine.server import listen
+
     listen.log_to_stderr(server.log_level)
-    listen.serve(server, served_name(model), lambda: open_engine(model, config), _say)
+    listen.serve(server, name, lambda: open_engine(model, config), _say)
     return EXIT_OK
 
 
@@ -253,18 +253,17 @@ def generate(
 ) -> int:
     """Answer one PROMPT: text as it comes, then what it took, on standard error."""
     from engine.backend import require_backend
-
-    require_backend()
     from engine.request import SamplingParams
-    from harness.generate import generate as answer
-    from harness.generate import read_schema, request_for
+    from harness import generate as shell
     from harness.opening import engine_config, open_engine
 
-    constraint = None if schema is None else read_schema(schema)
+    constraint = None if schema is None else shell.read_schema(schema)
     sampling = SamplingParams(temperature=temperature, seed=seed)
-    engine = open_engine(model, engine_config(chosen_settings(context, EngineConfig)))
-    request = request_for(engine.model, prompt, max_tokens, sampling, constraint)
-    return answer(engine, request, sys.stdout, sys.stderr)
+    config = engine_config(chosen_settings(context, EngineConfig))
+    require_backend()
+    engine = open_engine(model, config)
+    request = shell.request_for(engine.model, prompt, max_tokens, sampling, constraint)
+    return shell.generate(engine, request, sys.stdout, sys.stderr)
 
 
 @cli.command()

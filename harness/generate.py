@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from engine.errors import RequestError
-from engine.loop import Engine
-from engine.models.load import LoadedModel
 from engine.request import (
     Completion,
     Constraint,
@@ -18,6 +16,10 @@ from engine.request import (
 )
 from harness.clock import monotonic
 from harness.document import read_document
+
+if TYPE_CHECKING:
+    from engine.loop import Engine
+    from engine.models.load import LoadedModel
 
 EXIT_FAILED = 1
 

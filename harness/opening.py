@@ -1,19 +1,23 @@
-"""From what a person asks for to an open engine: the target, its drafter, one set of settings."""
+"""From what a person asks for to an open engine: the target, its drafter, one set of settings.
+
+What computes is imported when it is needed, so that a wrong setting is told at once.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.config import EngineConfig
-from engine.draft.registry import build_drafter
 from engine.errors import SettingError
-from engine.loop import Engine
-from engine.models.load import LoadedModel, load_model
-from engine.models.registry import find_entry, pull
+from engine.models.entry import find_entry
 from harness.progress import fetching_to
+
+if TYPE_CHECKING:
+    from engine.loop import Engine
+    from engine.models.load import LoadedModel
 
 
 def engine_config(values: Mapping[str, Any]) -> EngineConfig:
@@ -54,6 +58,9 @@ def served_name(model: str) -> str:
 
 def open_engine(model: str, config: EngineConfig) -> Engine:
     """Fetch what is missing, load, and open an engine, in the thread that will step it."""
+    from engine.draft.registry import build_drafter
+    from engine.loop import Engine
+
     target = _load(model)
     if config.draft_model is None or config.num_draft_tokens == 0:
         draft = None
@@ -63,5 +70,8 @@ def open_engine(model: str, config: EngineConfig) -> Engine:
 
 
 def _load(name: str) -> LoadedModel:
+    from engine.models.load import load_model
+    from engine.models.registry import pull
+
     pull(name, fetching_to(sys.stderr)(name))
     return load_model(name)

@@ -31,11 +31,19 @@ class Listener(uvicorn.Server):
         self._worker.drain()
         if self.should_exit:
             self.force_exit = True
+            self._drop_connections()
         self.should_exit = True
 
     def end(self) -> None:
         """Leave the loop; from any thread."""
         self.should_exit = True
+
+    def _drop_connections(self) -> None:
+        """From Python 3.12 on, a listening socket is closed only after its connections."""
+        for connection in list(self.server_state.connections):
+            transport = connection.transport
+            if transport is not None:
+                transport.abort()
 
 
 def serve(

@@ -107,8 +107,10 @@ def test_a_second_signal_does_not_wait_for_replies() -> None:
         asking.start()
         assert first.wait(60)
         process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1)
         process.send_signal(signal.SIGTERM)
-        process.wait(20)
+        assert process.wait(20) == 0
         asking.join()
 
 

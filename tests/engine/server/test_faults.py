@@ -138,7 +138,8 @@ def test_rows_end_when_their_client_leaves(live: Live, stream: bool) -> None:
         body = chat_body(stream=stream, n=3, **LONG)
         if stream:
             with leaver.stream("POST", CHAT, json=body) as answer:
-                next(answer.iter_bytes())
+                parts = answer.iter_bytes()
+                next(parts)
                 assert live.worker.num_rows == 3
         else:
             with pytest.raises(httpx2.TimeoutException):
@@ -178,7 +179,8 @@ def test_requests_beyond_what_may_wait_get_a_429() -> None:
         too_many = live.chat(n=3)
         assert (too_many.status_code, too_many.json()["error"]["param"]) == (400, "n")
         with live.client.stream("POST", CHAT, json=chat_body(stream=True, n=2, **LONG)) as answer:
-            next(answer.iter_bytes())
+            parts = answer.iter_bytes()
+            next(parts)
             with httpx2.Client(base_url=live.url, timeout=30) as other:
                 refused = other.post(CHAT, json=chat_body())
         assert refused.status_code == 429
