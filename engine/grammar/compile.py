@@ -23,6 +23,7 @@ from engine.grammar.state import GrammarState
 from engine.grammar.text_check import SchemaCheck, TextCheck
 from engine.grammar.text_source import choice_grammar, choices_of, lark_grammar, regex_grammar
 from engine.grammar.vocabulary import GrammarVocabulary
+from engine.models.special_names import shown_names
 from engine.request import Constraint, ConstraintKind
 
 JSON_KINDS = (ConstraintKind.JSON_SCHEMA, ConstraintKind.JSON_OBJECT)
@@ -116,7 +117,8 @@ class GrammarCompiler:
     """Compiles constraints for one tokenizer; equal constraints are compiled once.
 
     Args:
-        tokenizer_ll: the tokenizer as llguidance knows it.
+        tokenizer_ll: the tokenizer as llguidance knows it, its special tokens under their other
+            names (engine.models.special_names).
         vocab_size: width of the logits.
         eos_ids: ids that end a row.
     """
@@ -200,7 +202,8 @@ class GrammarCompiler:
         try:
             matcher = self._builder.matcher(grammar)
         except BuildError as error:
-            raise SchemaError(f"{constraint.kind} cannot be compiled: {error}") from error
+            reason = shown_names(str(error))
+            raise SchemaError(f"{constraint.kind} cannot be compiled: {reason}") from error
         texts = choices_of(constraint.value) if constraint.kind is ConstraintKind.CHOICE else None
         accepts = TextCheck(None if texts is None else frozenset(texts)).accepts
         report = SchemaReport(enforced=(str(constraint.kind),))

@@ -6,6 +6,7 @@ from llguidance import LLMatcher
 
 from engine.errors import SchemaError
 from engine.grammar.limits import GrammarLimits
+from engine.models.special_names import hide_in_lark
 
 _META = frozenset(r"\.+*?()|[]{}^$#&-~/")
 
@@ -54,7 +55,7 @@ def lark_grammar(value: object, limits: GrammarLimits) -> str:
     num_rules = sum(":" in line for line in text.splitlines())
     if num_rules > limits.max_rules:
         raise SchemaError(f"the grammar has {num_rules} rules; the limit is {limits.max_rules}")
-    return LLMatcher.grammar_from_lark(text)
+    return LLMatcher.grammar_from_lark(hide_in_lark(text))
 
 
 def _text(value: object, kind: str, max_bytes: int) -> str:

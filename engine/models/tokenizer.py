@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Backend
 
 from engine.errors import ModelError, RequestError
 from engine.models.chat import ControlTexts
+from engine.models.special_names import hide_names
 from engine.models.vocabulary import token_table
 
 RESERVED_OPTIONS = (
@@ -169,7 +170,8 @@ class Tokenizer:
         """The same vocabulary for llguidance, built once, at first use (0.3 s for 49k tokens)."""
         with self._lock:
             if self._ll is None:
-                text, eos = self._backend.to_str(), sorted(self.eos_ids)
+                settings, eos = json.loads(self._backend.to_str()), sorted(self.eos_ids)
+                text = json.dumps(hide_names(settings))
                 self._ll = LLTokenizer(text, n_vocab=self.vocab_size, eos_token=eos)
             return self._ll
 

@@ -234,3 +234,23 @@ def test_a_replay_with_masks_fills_one_mask_a_token() -> None:
     masked = engine.replay(RIGHT, truth)
     assert len(masked.step_s) == len(truth) - 1
     assert all(seconds > 0 for seconds in masked.mask_s)
+
+
+@pytest.mark.parametrize("text", ["<|im_end|> is text", "a <|im_start|>", "<think>b</think>"])
+@pytest.mark.parametrize("lane", ["serial", "batch+spec"])
+def test_the_name_of_a_control_token_in_a_constraint_is_written_as_text(
+    lane: str, text: str
+) -> None:
+    config = LANES[lane]
+    engine = Engine(tiny_model(), config, build_drafter(config))
+    for kind, value in (
+        (ConstraintKind.JSON_SCHEMA, {"const": text}),
+        (ConstraintKind.CHOICE, [text]),
+    ):
+        constraint = Constraint(kind=kind, value=value)
+        (done,) = engine.generate(
+            [request_for(tiny_model(), "hi", max_tokens=60, constraint=constraint)]
+        )
+        written = json.loads(done.text) if kind is ConstraintKind.JSON_SCHEMA else done.text
+        assert (written, done.finish_reason) == (text, FinishReason.STOP)
+        assert not set(done.token_ids) & tiny_model().tokenizer.special_ids

@@ -10,6 +10,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from engine.errors import RowError
 from engine.grammar.compile import CompiledGrammar, GrammarCompiler
 from engine.grammar.limits import GrammarLimits
+from engine.models.special_names import hidden_name
 from engine.request import Constraint, ConstraintKind
 
 MERGED = ('{"', '":"', '","', '":', '"}', "true", "false", "null", "  ", "00", "12", "na", "name")
@@ -23,7 +24,7 @@ class ByteVocabulary:
         self.tokens = [bytes([value]) for value in range(256)] + [text.encode() for text in MERGED]
         self._ids = {token: index for index, token in enumerate(self.tokens)}
         self.special_token_ids = [len(self.tokens) + index for index in range(NUM_ENDS)]
-        self.tokens += [b"<|end%d|>" % index for index in range(NUM_ENDS)]
+        self.tokens += [hidden_name(f"<|end{index}|>").encode() for index in range(NUM_ENDS)]
         self.eos_token_id = self.special_token_ids[0]
         self.bos_token_id = None
 

@@ -69,3 +69,10 @@ def test_an_assistants_thinking_tags_stay_for_the_template_to_read() -> None:
     text, mark = marked("a</think>b<|im_end|>", "assistant")
     assert text.startswith("a</think>b<" + mark)
     assert "</think>" not in marked("a</think>b", "user")[0]
+
+
+@given(HOSTILE.map("".join))
+def test_options_of_the_template_are_watched_like_messages(content: str) -> None:
+    chat = CONTROLS.mark([{"role": "user", "content": "a"}], {"role": "assistant", "note": content})
+    assert all(control is None for _, control in CONTROLS.split(chat.options["note"]))
+    assert (chat.options["note"].replace(chat.mark, "") if chat.mark else content) == content
