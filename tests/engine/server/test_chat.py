@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from engine.config import EngineConfig
 from engine.oracle import Oracle
 from engine.request import Request, SamplingParams
 from engine.testing import tiny_model
-from tests.engine.server.live import CHAT, Live, chat_body, events_of
+from tests.engine.server.live import CHAT, Live, chat_body, events_of, serving, tiny_engine
 
 SCHEMA = {
     "type": "object",
@@ -29,8 +30,15 @@ def prompt_of(content: str, **options: Any) -> tuple[int, ...]:
     return tuple(tiny_model().tokenizer.apply_chat_template(messages, options=options))
 
 
-def oracle_ids(prompt: tuple[int, ...], max_tokens: int, **sampling: Any) -> list[int]:
-    request = Request(prompt_ids=prompt, max_tokens=max_tokens, sampling=SamplingParams(**sampling))
+def oracle_ids(
+    prompt: tuple[int, ...], max_tokens: int, *, ignore_eos: bool = False, **sampling: Any
+) -> list[int]:
+    request = Request(
+        prompt_ids=prompt,
+        max_tokens=max_tokens,
+        sampling=SamplingParams(**sampling),
+        ignore_eos=ignore_eos,
+    )
     return Oracle(tiny_model()).generate(request)
 
 
@@ -129,6 +137,79 @@ def test_choices_draw_with_consecutive_seeds_and_the_prompt_is_counted_once(live
     assert answer["usage"]["prompt_tokens"] == len(prompt)
     emitted = sum(len(choice["token_ids"]) for choice in answer["choices"])
     assert answer["usage"]["completion_tokens"] == emitted
+
+
+SAMPLED: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 2.5},
+    "default temperature": {"temperature": 1.0},
+    "top_p": {"top_p": 0.4},
+    "top_k": {"top_k": 3},
+    "min_p": {"min_p": 0.2},
+    "repetition_penalty": {"repetition_penalty": 1.8},
+    "presence_penalty": {"presence_penalty": 5.0},
+    "frequency_penalty": {"frequency_penalty": 5.0},
+    "logit_bias": {"logit_bias": {"97": 50.0, "98": 49.5}},
+    "min_tokens": {"min_tokens": 20, "logit_bias": {"258": 100}},
+}
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_every_parameter_of_sampling_is_the_engines_own(
+    live: Live, name: str, stream: bool
+) -> None:
+    fields = {"temperature": 1.0, "seed": 3, "ignore_eos": name != "min_tokens", **SAMPLED[name]}
+    sent = {**fields, "max_tokens": 30, "return_token_ids": True}
+    if name == "default temperature":
+        sent["temperature"] = None
+    if stream:
+        chunks = streamed(live, **sent)
+        ids = [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", [])]
+    else:
+        ids = live.chat(**sent).json()["choices"][0]["token_ids"]
+    biases = {int(token): bias for token, bias in fields.pop("logit_bias", {}).items()}
+    expected = oracle_ids(prompt_of("hi"), 30, logit_bias=biases, **fields)
+    assert ids == expected
+    plain = oracle_ids(prompt_of("hi"), 30, temperature=1.0, seed=3, ignore_eos=True)
+    assert name == "default temperature" or ids != plain, "the parameter changes something"
+
+
+def test_end_tokens_end_a_reply_unless_they_are_ignored(live: Live) -> None:
+    bias = {"logit_bias": {"258": 100}}
+    ended = live.chat(**bias).json()["choices"][0]
+    assert (ended["message"]["content"], ended["finish_reason"]) == ("", "stop")
+    going = live.chat(**bias, ignore_eos=True).json()
+    assert going["choices"][0]["finish_reason"] == "length"
+    assert going["usage"]["completion_tokens"] == 8
+
+
+def test_a_stop_text_ends_a_reply_and_is_not_part_of_it(live: Live) -> None:
+    text = live.chat(max_tokens=60, ignore_eos=True).json()["choices"][0]["message"]["content"]
+    stop = text[20:23]
+    for stream in (False, True):
+        if stream:
+            chunks = streamed(live, max_tokens=60, ignore_eos=True, stop=stop)
+            found = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
+            reason = chunks[-1]["choices"][0]["finish_reason"]
+        else:
+            (choice,) = live.chat(max_tokens=60, ignore_eos=True, stop=[stop]).json()["choices"]
+            found, reason = choice["message"]["content"], choice["finish_reason"]
+        assert (found, reason) == (text[: text.index(stop)], "stop")
+
+
+def test_cached_tokens_are_counted_and_salts_keep_prompts_apart() -> None:
+    config = EngineConfig(max_rows=2, prefix_cache_bytes=10**8)
+    with serving(lambda: tiny_engine(config)) as live:
+        prompt = "a shared beginning " * 20
+
+        def cached(**fields: Any) -> int:
+            usage = live.chat(prompt, **fields).json()["usage"]
+            return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+        assert cached(cache_salt="one") == 0
+        assert cached(cache_salt="one") > 0
+        assert cached(cache_salt="two") == 0
+        assert cached(n=3, cache_salt="one") > 0
 
 
 def test_logprobs_are_numbers_with_the_bytes_of_every_token(live: Live) -> None:
