@@ -74,6 +74,8 @@ def read_call(
     _check_ids(values, model)
     try:
         constraint = only_one({key: values.get(key) for key in CONSTRAINTS})
+        if constraint is not None and values.get("ignore_eos"):
+            raise refusal("ignore_eos goes with no constraint", "ignore_eos")
         sampling, top_logprobs = _sampling(endpoint, values)
         prompts = _prompts(endpoint, values, model, is_constrained=constraint is not None)
         requests = tuple(

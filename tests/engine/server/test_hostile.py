@@ -191,6 +191,7 @@ RANGES: list[tuple[dict[str, Any], int]] = [
     ({"structured_outputs": {}}, 400),
     ({"structured_outputs": {"json": {}, "regex": "a"}}, 400),
     ({"guided_choice": ["a"], "guided_regex": "a"}, 400),
+    ({"guided_choice": ["a"], "ignore_eos": True}, 400),
     ({"user": "x", "metadata": {"a": "b"}, "store": False, "parallel_tool_calls": False}, 200),
     ({"model": "other"}, 404),
     ({"model": 5}, 400),
