@@ -78,7 +78,8 @@ class Gate:
 
     def _check_host(self, headers: Mapping[bytes, bytes]) -> None:
         """Without a key, a web page must not reach the server by a name that it made local."""
-        if self._config.api_key is not None or not self._config.is_local:
+        config = self._config
+        if config.api_key is not None or config.insecure or not config.is_local:
             return
         host = headers.get(b"host", b"").decode("latin-1")
         name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host

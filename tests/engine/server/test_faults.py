@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -269,3 +270,37 @@ def test_what_is_told_of_the_server_is_true(live: Live) -> None:
     assert 'fm_requests_total{path="/v1/chat/completions",status="200"}' in text
     for name in ("fm_completion_tokens_total", "fm_rows_active", "fm_first_text_seconds_bucket"):
         assert name in text
+
+
+def test_replies_go_on_while_a_large_schema_compiles(live: Live) -> None:
+    properties = {
+        f"p{index}": {"type": "string", "pattern": f"^[a-z]{{1,{30 + index}}}(x|y{index})*$"}
+        for index in range(400)
+    }
+    large = {"type": "object", "properties": properties}
+    schema = {"type": "json_schema", "json_schema": {"schema": large}}
+    compiled = threading.Event()
+    took_s: list[float] = []
+
+    def ask() -> None:
+        with httpx2.Client(base_url=live.url, timeout=60) as client:
+            began_s = time.monotonic()
+            answer = client.post(CHAT, json=chat_body(max_tokens=1, response_format=schema))
+            took_s.append(time.monotonic() - began_s)
+            compiled.set()
+        assert answer.status_code == 200
+
+    def compiles() -> int:
+        return int(live.client.get("/stats").json()["grammar_cache"]["compiles"])
+
+    before, waits_s = compiles(), []
+    asking = threading.Thread(target=ask)
+    asking.start()
+    while not compiled.is_set():
+        began_s = time.monotonic()
+        assert live.chat(max_tokens=1).status_code == 200
+        waits_s.append(time.monotonic() - began_s)
+    asking.join()
+    assert max(waits_s) < took_s[0] / 2, "a reply waited for the compile"
+    ask()
+    assert compiles() == before + 1, "the second use of a schema compiles nothing"
