@@ -16,6 +16,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+import mlx.core as mx
+
 from engine.loop import Engine
 from engine.request import Completion, Request, TokenEvent
 from engine.server.problem import HttpError, refusal
@@ -266,6 +268,8 @@ class EngineWorker:
             LOGGER.debug("what it ended with", exc_info=error)
         finally:
             self._fail_all()
+            # Streams that outlive their thread abort the process at its exit.
+            mx.clear_streams()
             if self.failure is not None:
                 self._on_failure()
 
