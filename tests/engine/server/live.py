@@ -23,7 +23,7 @@ from engine.testing import tiny_model
 MODEL = "tiny"
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-LANES = EngineConfig(max_rows=4, num_draft_tokens=3, spec_batching="batched")
+LANES = EngineConfig(max_rows=4, num_draft_tokens=3, spec_batching="batched", draft_budgets="fixed")
 WAIT_S = 60.0
 
 
