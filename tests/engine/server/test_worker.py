@@ -7,13 +7,19 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
 
+from engine.request import Request
 from engine.server.problem import HttpError
 from engine.server.worker import EngineWorker, Job, State, Told
 from engine.testing import request_for, tiny_model
 from tests.engine.server.live import tiny_engine, wait_for
 
-LONG = request_for(tiny_model(), "hi", max_tokens=5000, ignore_eos=True)
-SHORT = request_for(tiny_model(), "hi", max_tokens=5, ignore_eos=True)
+
+def long() -> Request:
+    return request_for(tiny_model(), "hi", max_tokens=5000, ignore_eos=True)
+
+
+def short() -> Request:
+    return request_for(tiny_model(), "hi", max_tokens=5, ignore_eos=True)
 
 
 @pytest.fixture
@@ -31,7 +37,7 @@ def test_rows_whose_client_left_before_they_were_queued_are_not_decoded(
     async def leave_first() -> None:
         job = Job(worker, timeout_s=60)
         job.close()
-        worker.submit(job, [LONG, LONG], 2)
+        worker.submit(job, [long(), long()], 2)
 
     asyncio.run(leave_first())
     wait_for(lambda: worker.totals.rows["cancelled"] == 4, seconds=5)
@@ -47,7 +53,7 @@ def test_a_refused_job_leaves_no_row(worker: EngineWorker) -> None:
     async def submit() -> None:
         job = Job(worker, timeout_s=60)
         with pytest.raises(ValueError, match="context"):
-            worker.submit(job, [LONG, bad], 1)
+            worker.submit(job, [long(), bad], 1)
 
     asyncio.run(submit())
     assert worker.num_rows == 0
@@ -58,7 +64,7 @@ def test_a_refused_job_leaves_no_row(worker: EngineWorker) -> None:
 def test_stopping_tells_whoever_waits(worker: EngineWorker) -> None:
     async def wait() -> None:
         job = Job(worker, timeout_s=60)
-        worker.submit(job, [LONG], 1)
+        worker.submit(job, [long()], 1)
         steps = job.steps()
         await anext(steps)
         assert await asyncio.to_thread(worker.stop)
@@ -66,7 +72,7 @@ def test_stopping_tells_whoever_waits(worker: EngineWorker) -> None:
             await asyncio.wait_for(_read_on(steps), 30)
         assert told.value.status == 503
         with pytest.raises(HttpError, match="stopped"):
-            worker.submit(Job(worker, timeout_s=60), [SHORT], 1)
+            worker.submit(Job(worker, timeout_s=60), [short()], 1)
 
     asyncio.run(wait())
 
@@ -79,7 +85,7 @@ async def _read_on(steps: AsyncIterator[Sequence[Told]]) -> None:
 def test_steps_tell_every_token_once_and_the_record_last(worker: EngineWorker) -> None:
     async def read() -> list[tuple[int, int | None, bool]]:
         job = Job(worker, timeout_s=60)
-        worker.submit(job, [SHORT, SHORT], 2)
+        worker.submit(job, [short(), short()], 2)
         told: list[tuple[int, int | None, bool]] = []
         async for items in job.steps():
             told += [(i.row, i.event.token_id, i.completion is not None) for i in items]
@@ -88,7 +94,7 @@ def test_steps_tell_every_token_once_and_the_record_last(worker: EngineWorker) -
         return told
 
     told = asyncio.run(read())
-    (alone,) = tiny_engine().generate([SHORT])
+    (alone,) = tiny_engine().generate([short()])
     for row in range(4):
         events = [(token, is_last) for index, token, is_last in told if index == row]
         assert [token for token, _ in events] == list(alone.token_ids)
