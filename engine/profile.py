@@ -23,8 +23,9 @@ PROFILE_S = 1.5
 START = 384
 """Cached tokens of the first row; every row has one more than the one before, as in a batch.
 
-Reading the cache is a part of every step. At 64 tokens a plain step looks cheap beside a wide one:
-four rows of 400 tokens were then given hardly any drafts, and 15 % of their rate was lost.
+Reading the cache is a part of every step. At 64 tokens a plain step of four rows looks cheaper
+beside a wide one than it is in a real batch, which was then given too few drafts
+(docs/decisions/budgets.md).
 """
 
 

@@ -100,13 +100,17 @@ def _num_streams() -> int:
     return product_streams()
 
 
-class TiledLinear(nn.Linear):
-    """A Linear layer whose weight is kept as tiles, [tiles, inputs, tile]."""
+class _Tiled(nn.Module):
+    """A layer that keeps its weight as tiles."""
 
     @property
-    def weight(self) -> mx.array:  # type: ignore[override]  # an array of the parent's
-        """The weight as other code expects it, [outputs, inputs]; not yet computed."""
+    def weight(self) -> mx.array:
+        """The weight as other code expects it, [outputs, inputs]; not computed, not to be set."""
         return from_tiles(self.tiles)
+
+
+class TiledLinear(_Tiled, nn.Linear):  # type: ignore[override]  # its weight is made, not held
+    """A Linear layer whose weight is kept as tiles, [tiles, inputs, tile]."""
 
     def __call__(self, x: mx.array) -> mx.array:
         """Return x @ weight.T + bias, [..., outputs]."""
@@ -122,13 +126,8 @@ class TiledLinear(nn.Linear):
         return plain
 
 
-class TiledEmbedding(nn.Embedding):
+class TiledEmbedding(_Tiled, nn.Embedding):  # type: ignore[override]  # its weight is made
     """An Embedding kept as tiles, [tiles, features, tile], since it may be the output head too."""
-
-    @property
-    def weight(self) -> mx.array:  # type: ignore[override]  # an array of the parent's
-        """The weight as other code expects it, [vocab, features]; not yet computed."""
-        return from_tiles(self.tiles)
 
     def __call__(self, ids: mx.array) -> mx.array:
         """Return the features of token ids, [..., features]."""

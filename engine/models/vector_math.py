@@ -1,7 +1,6 @@
 """Exponentials from additions and multiplications, for MLX's CPU backend on Linux.
 
-That backend vectorises arithmetic and computes exponentials one by one, each at the price of forty
-multiplications; softmax and SwiGLU were a third of a prompt's time. Here 2^y is split into
+That backend vectorises arithmetic and computes exponentials one by one. Here 2^y is split into
 2^n * 2^f, |f| <= 1/2: the first is an exponent field, the second a polynomial. Arrays are worked on
 in pieces that stay in the cache. docs/decisions/blas.md has the figures.
 """

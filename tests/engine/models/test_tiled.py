@@ -150,3 +150,12 @@ def test_other_dtypes_stay_as_they_are() -> None:
     tile_weights(model)
     assert model.proj.weight is weight
     assert type(model.proj) is nn.Linear
+
+
+def test_a_weight_that_is_made_of_tiles_is_not_set_beside_them() -> None:
+    model = Small()
+    tile_weights(model)
+    for layer in (model.proj, model.embed):
+        with pytest.raises(AttributeError, match="weight"):
+            layer.weight = mx.zeros((512, 128))
+        assert "weight" not in layer

@@ -1,0 +1,51 @@
+"""Which tile OpenBLAS multiplies fastest: 30 products [1536, 576], whole and in tiles.
+
+    uv run python benchmarks/tile_sizes.py
+
+Prints milliseconds, the fastest of several, all interleaved in one process on one stream.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+os.environ["FM_BLAS_THREADS"] = "1"  # one stream: what a tile costs, not what a second core saves
+
+import engine  # noqa: F401  # before mlx, for the BLAS
+
+# isort: split
+import mlx.core as mx
+
+from engine.models.tiled import tiled_matmul, to_tiles
+
+PRODUCTS, OUTPUTS, INPUTS = 30, 1536, 576
+PASSES = 7
+
+
+def main() -> None:
+    """Print the table."""
+    weights = [mx.random.normal((OUTPUTS, INPUTS)) for _ in range(PRODUCTS)]
+    tiled = {size: [to_tiles(weight, size) for weight in weights] for size in (64, 32, 16)}
+    mx.eval(weights, tiled)
+    print("| rows | whole |" + "".join(f" tiles of {size} |" for size in tiled))
+    for rows in (1, 8, 32, 512):
+        x = mx.random.normal((rows, INPUTS))
+        mx.eval(x)
+        ways: list[Callable[[], list[mx.array]]] = [lambda x=x: [x @ w.T for w in weights]]
+        ways += [
+            lambda x=x, held=held: [tiled_matmul(x, tiles) for tiles in held]
+            for held in tiled.values()
+        ]
+        times: list[list[float]] = [[] for _ in ways]
+        for _ in range(PASSES):
+            for index, work in enumerate(ways):
+                before = time.perf_counter()
+                mx.eval(work())
+                times[index].append(1e3 * (time.perf_counter() - before))
+        print(f"| {rows} |" + "".join(f" {min(each):.1f} |" for each in times), flush=True)
+
+
+if __name__ == "__main__":
+    main()
