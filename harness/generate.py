@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from engine.document import read_document
 from engine.errors import RequestError
 from engine.request import (
     Completion,
@@ -15,7 +16,6 @@ from engine.request import (
     SamplingParams,
 )
 from harness.clock import monotonic
-from harness.document import read_document
 
 if TYPE_CHECKING:
     from engine.loop import Engine

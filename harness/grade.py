@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
+from engine.document import DocumentError, read_document
 from engine.request import FinishReason
-from harness.document import DocumentError, read_document
 from harness.validation import schema_check
 
 CONFIDENCE = 0.95

@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from engine.document import DocumentError, read_document
 from engine.errors import FmError, SchemaError
-from harness.document import DocumentError, read_document
 from harness.validation import schema_check
 
 HEADER_FILE = "workload.toml"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
-from typing import Any, NoReturn
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
+from engine.document import DocumentError, read_document
 from engine.server.problem import HttpError, refusal
 
 MAX_DEPTH = 128
@@ -58,15 +58,8 @@ def parse_document(body: bytes) -> dict[str, Any]:
 def parse_json(text: str, what: str) -> Any:
     """Return the value of a JSON text; raises HttpError as parse_document, naming `what`."""
     try:
-        value = json.loads(
-            text,
-            parse_float=_finite,
-            parse_constant=_no_constant,
-            object_pairs_hook=_unique,
-        )
-    except RecursionError:
-        raise _too_deep(what) from None
-    except ValueError as error:
+        value = read_document(text)
+    except DocumentError as error:
         raise refusal(f"{what} is not JSON: {error}"[:300], code="invalid_json") from None
     _check_depth(value, what)
     if "\\u" in text:
@@ -85,26 +78,6 @@ def _check_type(request: Request) -> None:
         )
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise HttpError(415, "the body must not be compressed", code="unsupported_content_encoding")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"the number {text[:40]} is too large")
-    return value
-
-
-def _no_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no number of JSON")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {key[:60]!r} occurs twice in an object")
-        found[key] = value
-    return found
 
 
 def _check_depth(value: Any, what: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.document import DocumentError, Fault, read_document
+from engine.document import DocumentError, Fault, read_document
 
 REFUSED = {
     "nothing": ("", Fault.NOT_JSON),
