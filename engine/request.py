@@ -151,6 +151,9 @@ class Request:
         max_tokens: most tokens emitted; the end token is neither emitted nor counted.
         stop: texts that end the row; matched on text, also across tokens, and never emitted.
         num_draft_tokens: overrides the engine's draft budget, 0 switches speculation off.
+        lane: asks for a lane: "serial" decodes alone, "batch" beside others. None leaves it to the
+            composition matrix (engine.routing).
+        spec_batching: overrides the engine's setting of that name.
         adapter: name of one of the engine's LoRA adapters; empty decodes on the model itself.
         request_id: chosen by the engine when empty.
         cache_salt: requests of different salts never share cached prefixes.
@@ -164,6 +167,10 @@ class Request:
     ignore_eos: bool = False
     num_draft_tokens: int | None = setting(
         None, "draft budget of this row", low=0, high=MAX_DRAFT_TOKENS
+    )
+    lane: str | None = setting(None, "lane this row must take", choices=("serial", "batch"))
+    spec_batching: str | None = setting(
+        None, "where this row runs when it drafts", choices=("serial", "batched")
     )
     adapter: str = ""
     request_id: str = ""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from engine.config import EngineConfig
+from engine.errors import RequestError
 from engine.request import Request
 
 
@@ -47,8 +48,12 @@ def _has_one_row(config: EngineConfig, _request: Request, _draft_budget: int) ->
     return config.max_rows == 1
 
 
-def _drafts_alone(config: EngineConfig, _request: Request, draft_budget: int) -> bool:
-    return draft_budget > 0 and config.spec_batching == "serial"
+def _asks_to_be_alone(_config: EngineConfig, request: Request, _draft_budget: int) -> bool:
+    return request.lane == Lane.SERIAL
+
+
+def _drafts_alone(config: EngineConfig, request: Request, draft_budget: int) -> bool:
+    return draft_budget > 0 and (request.spec_batching or config.spec_batching) == "serial"
 
 
 def _grammar_alone(config: EngineConfig, request: Request, _draft_budget: int) -> bool:
@@ -61,6 +66,7 @@ def _is_carried(_config: EngineConfig, _request: Request, _draft_budget: int) ->
 
 RULES: tuple[Rule, ...] = (
     Rule(_has_one_row, Lane.SERIAL, "the engine has one row"),
+    Rule(_asks_to_be_alone, Lane.SERIAL, "the request asks for the serial lane"),
     Rule(_drafts_alone, Lane.SERIAL, "drafts run one row at a time: spec_batching is serial"),
     Rule(_grammar_alone, Lane.SERIAL, "grammars run one row at a time: grammar_batching is serial"),
     Rule(_is_carried, Lane.BATCH, "every feature of the request is carried per row"),
@@ -68,8 +74,16 @@ RULES: tuple[Rule, ...] = (
 
 
 def route(config: EngineConfig, request: Request) -> Route:
-    """Return the lane of `request` on an engine with these settings."""
+    """Return the lane of `request` on an engine with these settings.
+
+    Raises:
+        RequestError: it asks for the batch lane and must run alone.
+    """
     asked = request.num_draft_tokens
     budget = config.num_draft_tokens if asked is None else min(asked, config.num_draft_tokens)
     rule = next(rule for rule in RULES if rule.holds(config, request, budget))
+    if request.lane == Lane.BATCH and rule.lane is Lane.SERIAL:
+        raise RequestError(
+            f"lane is 'batch', and {rule.reason}; leave lane out or ask for 'serial'"
+        )
     return Route(rule.lane, rule.reason, budget)

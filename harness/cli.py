@@ -83,6 +83,7 @@ SERVER_FLAGS = {
     "request-timeout": "request_timeout_s",
     "stuck-after": "stuck_after_s",
     "drain": "drain_s",
+    "allow-overrides": "allow_overrides",
     "log-level": "log_level",
 }
 """Flag of `fm serve` -> field of ServerConfig."""

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
+import mlx.core as mx
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -92,8 +93,7 @@ class Server:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, endpoint: Endpoint, body: bytes) -> Call:
-        model = self.worker.engine.model
-        return read_call(endpoint, body, model, self.name, self.config.default_max_tokens)
+        return read_call(endpoint, body, self.worker.engine, self.name, self.config)
 
     def _submit(self, job: Job, call: Call) -> None:
         try:
@@ -192,6 +192,7 @@ def build_app(server: Server) -> Starlette:
         Route("/stats", stats),
         Route("/metrics", metrics),
     ]
+    routes += _measuring_routes(server.config)
     paths = {route.path for route in routes}
 
     def count(path: str, status: int) -> None:
@@ -202,6 +203,16 @@ def build_app(server: Server) -> Starlette:
     gate = Middleware(Gate, config=server.config, on_answer=count)
     handlers = {HTTPException: _answer_plainly}
     return Starlette(routes=routes, middleware=[gate], exception_handlers=handlers)
+
+
+def _measuring_routes(config: ServerConfig) -> list[Route]:
+    async def reset_peak(_request: Request) -> Response:
+        mx.reset_peak_memory()
+        return Response(status_code=204)
+
+    if not config.allow_overrides:
+        return []
+    return [Route("/stats/reset-peak", reset_peak, methods=["POST"])]
 
 
 def _answer_plainly(_request: Request, error: Exception) -> Response:

@@ -16,6 +16,7 @@ from engine.errors import RequestError
 from engine.request import MAX_TOP_LOGPROBS, Request, SamplingParams
 from engine.server.constraints import guided, response_format, structured_outputs
 from engine.server.messages import messages
+from engine.server.overrides import overrides
 from engine.server.problem import refusal
 from engine.server.readers import (
     FieldError,
@@ -288,6 +289,12 @@ def _enforced() -> Iterable[Field]:
         name="cache_salt",
         read=text(256),
         help="requests of different salts never share cached prefixes",
+    )
+    yield field(
+        name="fm",
+        read=overrides,
+        help="lane (serial, batch), draft (tokens, 0 for none) and spec_batching (serial, batched) "
+        "of this request; only with --allow-overrides",
     )
     yield field(
         name="return_token_ids",

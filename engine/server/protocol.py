@@ -7,14 +7,17 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from engine.errors import FmError, RequestError
+from engine.loop import Engine
 from engine.models.load import LoadedModel
 from engine.models.tokenizer import RESERVED_OPTIONS
 from engine.request import Request, SamplingParams
 from engine.server.body import parse_document
 from engine.server.constraints import only_one
 from engine.server.fields import CONSTRAINTS, Endpoint, read_fields
+from engine.server.overrides import check_overrides
 from engine.server.problem import HttpError, problem_of, refusal
 from engine.server.readers import shown
+from engine.server.settings import ServerConfig
 
 COMPLETION_TOKENS = 16
 """OpenAI's default for a completion; a chat's is a setting of the server."""
@@ -49,17 +52,17 @@ class Call:
 
 
 def read_call(
-    endpoint: Endpoint, body: bytes, model: LoadedModel, name: str, default_max_tokens: int
+    endpoint: Endpoint, body: bytes, engine: Engine, name: str, config: ServerConfig
 ) -> Call:
     """Return what a body asks for.
 
     Args:
         name: the model's id in `/v1/models`.
-        default_max_tokens: of a chat that sets no limit.
 
     Raises:
         HttpError: it cannot be served.
     """
+    model = engine.model
     values = read_fields(endpoint, parse_document(body))
     if values["model"] != name:
         raise HttpError(
@@ -72,6 +75,7 @@ def read_call(
     if include_usage is not None and not values.get("stream"):
         raise refusal("stream_options goes with stream", "stream_options")
     _check_ids(values, model)
+    check_overrides(values.get("fm"), engine.config, is_allowed=config.allow_overrides)
     try:
         constraint = only_one({key: values.get(key) for key in CONSTRAINTS})
         if constraint is not None and values.get("ignore_eos"):
@@ -81,12 +85,13 @@ def read_call(
         requests = tuple(
             Request(
                 prompt_ids=prompt,
-                max_tokens=_max_tokens(endpoint, values, default_max_tokens),
+                max_tokens=_max_tokens(endpoint, values, config.default_max_tokens),
                 sampling=sampling,
                 constraint=None if constraint is None else constraint[1],
                 stop=values.get("stop", ()),
                 ignore_eos=values.get("ignore_eos", False),
                 cache_salt=values.get("cache_salt", ""),
+                **values.get("fm", {}),
             )
             for prompt in prompts
         )

@@ -113,6 +113,9 @@ def setting_of(config: type, name: str) -> Reader:
     item = next(item for item in fields(config) if item.name == name)
     if item.type == "bool":
         return boolean
+    choices = item.metadata.get("choices")
+    if choices is not None:
+        return one_of(*choices)
     low, high = item.metadata["low"], item.metadata["high"]
     return number(low, high) if "float" in str(item.type) else whole(low, high)
 

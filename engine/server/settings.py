@@ -44,6 +44,9 @@ class ServerConfig:
     drain_s: float = setting(
         30.0, "seconds that live requests get to end after SIGTERM", low=0, high=86_400
     )
+    allow_overrides: bool = setting(
+        False, "take the body field fm, which chooses lane and drafts of a request; for measuring"
+    )
     log_level: str = setting(
         "warning", "how much is logged; never prompts, replies or keys", choices=LOG_LEVELS
     )

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+import mlx.core as mx
+import psutil
+
+from engine.server.totals import DecodeTotals
 from engine.server.worker import EngineWorker
 
 
@@ -28,6 +32,8 @@ def snapshot(name: str, worker: EngineWorker) -> dict[str, Any]:
             "illegal_drafts": totals.illegal_drafts,
         },
         "failed_steps": totals.failed_steps,
+        "decode": _decoded(totals.decode),
+        "memory": _memory(),
     }
     if engine is None:
         return found
@@ -61,4 +67,27 @@ def snapshot(name: str, worker: EngineWorker) -> dict[str, Any]:
         },
         "prefix_cache": asdict(stats.prefix),
         "grammar_cache": asdict(stats.grammar),
+    }
+
+
+def _memory() -> dict[str, int]:
+    active = mx.get_active_memory()
+    return {
+        "mlx_active_bytes": active,
+        # Behind a reset it is 0 until something is allocated.
+        "mlx_peak_bytes": max(active, mx.get_peak_memory()),
+        "rss_bytes": psutil.Process().memory_info().rss,
+    }
+
+
+def _decoded(decode: DecodeTotals) -> dict[str, Any]:
+    by_rows = dict(decode.by_rows)  # the engine's thread goes on adding to it
+    return {
+        "steps": sum(sums.steps for sums in by_rows.values()),
+        "tokens": sum(sums.tokens for sums in by_rows.values()),
+        "seconds": sum(sums.seconds for sums in by_rows.values()),
+        "mask_s": decode.mask_s,
+        "mask_positions": decode.mask_positions,
+        "draft_s": decode.draft_s,
+        "by_rows": {str(rows): asdict(sums) for rows, sums in sorted(by_rows.items())},
     }

@@ -6,6 +6,49 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from engine.request import Completion
+from engine.telemetry import StepReport
+
+
+@dataclass(slots=True)
+class StepSums:
+    """Decode steps that served the same number of rows.
+
+    Attributes:
+        tokens: emitted by them.
+        seconds: time the engine's thread spent in them.
+    """
+
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class DecodeTotals:
+    """Decode steps since the server started; times are seconds of the engine's thread.
+
+    Attributes:
+        by_rows: rows served in a step -> its sums.
+        mask_s, mask_positions: host time spent on grammar masks, and how many were filled.
+        draft_s: time spent proposing drafts.
+    """
+
+    by_rows: dict[int, StepSums] = field(default_factory=dict)
+    mask_s: float = 0.0
+    mask_positions: int = 0
+    draft_s: float = 0.0
+
+    def add(self, step: StepReport, seconds: float) -> None:
+        """Count a step; one that decodes nothing counts for nothing."""
+        if not step.is_decode:
+            return
+        sums = self.by_rows.setdefault(step.rows, StepSums())
+        sums.steps += 1
+        sums.tokens += step.committed
+        sums.seconds += seconds
+        self.mask_s += step.mask_s
+        self.mask_positions += step.mask_positions
+        self.draft_s += step.draft_s
 
 
 @dataclass(slots=True)
@@ -15,6 +58,7 @@ class Totals:
     Attributes:
         rows: ended rows by finish reason.
         lanes: ended rows by lane.
+        decode: decode steps, whose rows may still be live.
     """
 
     rows: Counter[str] = field(default_factory=Counter)
@@ -27,6 +71,7 @@ class Totals:
     accepted: int = 0
     illegal_drafts: int = 0
     failed_steps: int = 0
+    decode: DecodeTotals = field(default_factory=DecodeTotals)
 
     def add(self, completion: Completion) -> None:
         """Count an ended row."""

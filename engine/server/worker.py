@@ -286,7 +286,8 @@ class EngineWorker:
                 self._wake.wait()
 
     def _step(self, engine: Engine) -> None:
-        self._step_began_s = time.monotonic()
+        began_s = self._step_began_s = time.monotonic()
+        last_step = engine.last_step
         try:
             events = engine.step()
         except Exception as error:  # the engine starts its rows over, or ends them
@@ -296,6 +297,8 @@ class EngineWorker:
             return
         finally:
             self._step_began_s = None
+        if engine.last_step is not None and engine.last_step is not last_step:
+            self.totals.decode.add(engine.last_step, time.monotonic() - began_s)
         self._hand_over(engine, events)
 
     def _hand_over(self, engine: Engine, events: Sequence[TokenEvent]) -> None:
