@@ -62,10 +62,15 @@ CACHE_FLAGS = {"kv-bits": "kv_bits"}
 ENGINE_FLAGS = {
     **DRAFT_FLAGS,
     "spec-batching": "spec_batching",
+    "grammar-batching": "grammar_batching",
     "batch": "max_rows",
     "kv-budget": "kv_budget_gb",
     **CACHE_FLAGS,
     "prefix-cache-bytes": "prefix_cache_bytes",
+    "prefill-chunk": "prefill_chunk",
+    "interleaved-prefill": "interleaved_prefill",
+    "pipelined": "pipelined",
+    "adapter": "adapters",
 }
 """Flag of `fm serve` -> field of EngineConfig."""
 
@@ -327,7 +332,7 @@ def _run_command(arguments: Sequence[str] | None) -> int:
     except FmError as error:
         return _complain(str(error))
     except (KeyboardInterrupt, click.Abort):
-        click.echo("fm: interrupted before anything was measured", err=True)
+        click.echo("fm: interrupted", err=True)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has stopped; Python must not complain about it at exit.

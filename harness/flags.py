@@ -49,17 +49,19 @@ def _option(
         if source is not ParameterSource.DEFAULT or item.name in defaults:
             context.meta.setdefault(_key(config), {})[item.name] = value
 
-    is_switch = item.type == "bool"
+    is_switch, is_list = item.type == "bool", "tuple" in str(item.type)
     own = item.default if item.default is not MISSING else None
     default = defaults.get(item.name, own)
     choices = item.metadata.get("choices")
     help = item.metadata["help"] + (f" ({', '.join(map(str, choices))})" if choices else "")
     return click.option(
-        f"--{flag}",
+        # A switch that is on unless told otherwise needs a way to tell it.
+        f"--{flag}/--no-{flag}" if is_switch and default else f"--{flag}",
         type=_type_of(item),
         is_flag=is_switch,
+        multiple=is_list,
         default=default,
-        show_default=default is not None and not is_switch,
+        show_default=default not in (None, ()) and not is_switch,
         help=help,
         callback=keep,
         expose_value=False,

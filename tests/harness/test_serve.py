@@ -11,13 +11,18 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
+from engine.config import EngineConfig
 from engine.errors import SettingError
+from engine.server.settings import ServerConfig
+from harness import cli
+from harness.flags import chosen_settings
 from harness.opening import engine_config
 
 ROOT = Path(__file__).parents[2]
@@ -141,6 +146,23 @@ def test_a_model_that_cannot_be_opened_ends_the_server_with_the_reason(tmp_path:
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("fm: ")
     assert "Traceback" not in done.stderr
+
+
+def test_every_setting_is_a_flag() -> None:
+    assert sorted(cli.ENGINE_FLAGS.values()) == sorted(item.name for item in fields(EngineConfig))
+    assert sorted(cli.SERVER_FLAGS.values()) == sorted(item.name for item in fields(ServerConfig))
+
+
+def test_flags_are_the_settings_they_name() -> None:
+    given = ["--no-pipelined", "--adapter", "a=x", "--adapter", "b=y", "--prefill-chunk", "64"]
+    context = cli.serve.make_context("serve", [*given, "--batch", "3", "--allow-overrides"])
+    settings = chosen_settings(context, EngineConfig)
+    assert EngineConfig(**settings) == EngineConfig(
+        pipelined=False, adapters=("a=x", "b=y"), prefill_chunk=64, max_rows=3
+    )
+    assert ServerConfig(**chosen_settings(context, ServerConfig)).allow_overrides
+    plain = cli.serve.make_context("serve", [])
+    assert EngineConfig(**chosen_settings(plain, EngineConfig)).pipelined
 
 
 def test_a_draft_model_drafts_unless_another_kind_is_named() -> None:
