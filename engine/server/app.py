@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from engine.errors import ContextLengthError, FmError, SchemaError
 from engine.server.body import read_body
 from engine.server.fields import Endpoint
-from engine.server.forms import TokenTexts
+from engine.server.forms import Letterhead
 from engine.server.gate import Gate
 from engine.server.metrics import Metrics
 from engine.server.problem import HttpError, problem_of
@@ -31,6 +31,7 @@ from engine.server.replies import Reply
 from engine.server.settings import ServerConfig
 from engine.server.snapshot import snapshot
 from engine.server.sse import send_events, while_connected
+from engine.server.token_texts import TokenTexts
 from engine.server.worker import EngineWorker, Job, State
 
 LOGGER = logging.getLogger("fm.server")
@@ -106,12 +107,17 @@ class Server:
 
     def _reply(self, call: Call, job: Job, arrived_s: float) -> Reply:
         model = self.worker.engine.model
-        return Reply(
+        letterhead = Letterhead(
             call=call,
-            job=job,
-            tokens=TokenTexts(model.tokenizer, call.top_logprobs or 0),
+            name=job.name,
             model=self.name,
             fingerprint=f"fm-{model.digest[:12] or 'unknown'}",
+            tokens=TokenTexts(model.tokenizer, call.top_logprobs or 0),
+            created=int(time.time()),
+        )
+        return Reply(
+            letterhead,
+            job,
             on_text=lambda: self.metrics.saw_first_text(time.monotonic() - arrived_s),
         )
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from engine.request import Completion, FinishReason, TokenEvent
-from engine.server.forms import FORMS, Form, Json, Piece, TokenTexts
+from engine.server.chunks import chat_form, completion_form
+from engine.server.fields import Endpoint
+from engine.server.forms import Form, Letterhead, Piece
 from engine.server.problem import HttpError
 from engine.server.protocol import Call
-from engine.server.sse import DONE, event
-from engine.server.usage import usage_of
+from engine.server.token_texts import Json
 from engine.server.worker import Job, Told
 
-ID_PREFIXES = {"chat.completion": "chatcmpl-", "text_completion": "cmpl-"}
+FORMS: Mapping[Endpoint, Callable[[Letterhead], Form]] = {
+    Endpoint.CHAT: chat_form,
+    Endpoint.COMPLETIONS: completion_form,
+}
 
 
 @dataclass(slots=True)
@@ -24,24 +27,23 @@ class Reply:
     """One call on its way.
 
     Args:
-        model: the model's id.
-        fingerprint: of the model's weights.
         on_text: called when the first text has come.
     """
 
-    call: Call
+    letterhead: Letterhead
     job: Job
-    tokens: TokenTexts
-    model: str
-    fingerprint: str
     on_text: Callable[[], None]
-    created: int = field(default_factory=lambda: int(time.time()))
     _form: Form = field(init=False)
     _records: dict[int, Completion] = field(default_factory=dict)
     _has_text: bool = False
 
     def __post_init__(self) -> None:
-        self._form = FORMS[self.call.endpoint](self.tokens)
+        self._form = FORMS[self.call.endpoint](self.letterhead)
+
+    @property
+    def call(self) -> Call:
+        """What is answered."""
+        return self.letterhead.call
 
     async def whole(self) -> Json:
         """Return the reply when every row has ended.
@@ -52,35 +54,24 @@ class Reply:
         async for _ in self._steps():
             pass
         records = self._ordered()
-        choices = [self._form.whole(self._said(row, item)) for row, item in enumerate(records)]
-        body = self._envelope(self._form.whole_kind, choices)
-        body["usage"] = usage_of(records, self.call.num_choices)
-        return body | self._prompt_ids()
+        said = [self._said(row, item) for row, item in enumerate(records)]
+        return self._form.whole(said, records)
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield the events of a stream; one that fails ends with an error event and no [DONE]."""
+        """Yield the events of a stream; one that fails ends as its form says."""
+        form = self._form
         try:
-            async for item in self._events():
-                yield event(item)
+            for item in form.opening():
+                yield item
+            async for told in self._steps():
+                for piece in self._pieces(told):
+                    for item in form.said(piece):
+                        yield item
+            for item in form.ending(self._ordered()):
+                yield item
         except HttpError as error:
-            yield event(error.document)
-        else:
-            yield DONE
-
-    async def _events(self) -> AsyncIterator[Json]:
-        extra = self._prompt_ids()
-        for index in range(self.call.num_rows):
-            choice = self._form.opening(index)
-            if choice is not None:
-                yield self._chunk([choice]) | extra
-                extra = {}
-        async for told in self._steps():
-            for piece in self._pieces(told):
-                yield self._chunk([self._form.chunk(piece)]) | extra
-                extra = {}
-        if self.call.include_usage:
-            usage = usage_of(self._ordered(), self.call.num_choices)
-            yield self._chunk([]) | {"usage": usage}
+            for item in form.failure(error):
+                yield item
 
     async def _steps(self) -> AsyncIterator[Sequence[Told]]:
         """Yield what steps tell until every row has ended; raises HttpError when one failed."""
@@ -98,7 +89,7 @@ class Reply:
                 return
 
     def _pieces(self, told: Sequence[Told]) -> list[Piece]:
-        """Return what one step adds to each choice, and ends in their own chunks."""
+        """Return what one step adds to each choice, and ends in their own pieces."""
         events: dict[int, list[TokenEvent]] = defaultdict(list)
         for item in told:
             events[item.row].append(item.event)
@@ -131,25 +122,6 @@ class Reply:
 
     def _ordered(self) -> list[Completion]:
         return [self._records[row] for row in range(self.call.num_rows)]
-
-    def _prompt_ids(self) -> Json:
-        if not self.call.return_token_ids:
-            return {}
-        ids = [list(request.prompt_ids) for request in self.call.requests]
-        return {"prompt_token_ids": ids[0] if len(ids) == 1 else ids}
-
-    def _chunk(self, choices: list[Json]) -> Json:
-        return self._envelope(self._form.chunk_kind, choices)
-
-    def _envelope(self, kind: str, choices: list[Json]) -> Json:
-        return {
-            "id": ID_PREFIXES[self._form.whole_kind] + self.job.name,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
-            "choices": choices,
-        }
 
 
 def _failed(told: TokenEvent) -> HttpError:

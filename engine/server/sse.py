@@ -18,10 +18,11 @@ HEADERS = [
 ]
 
 
-def event(document: dict[str, Any]) -> bytes:
+def event(document: dict[str, Any], name: str = "") -> bytes:
     """Return one event; in ASCII, so no reader can cut a line or a character in two."""
     text = json.dumps(document, allow_nan=False, separators=(",", ":"))
-    return b"data: " + text.encode("ascii") + b"\n\n"
+    named = b"event: " + name.encode("ascii") + b"\n" if name else b""
+    return named + b"data: " + text.encode("ascii") + b"\n\n"
 
 
 async def send_events(events: AsyncIterator[bytes], send: Send) -> None:
