@@ -102,7 +102,7 @@ class Oracle:
         self._model = model
         merged = {name: merge_adapter(model, place) for name, place in adapters.items()}
         self._models = {"": model.model} | {name: each.model for name, each in merged.items()}
-        self._grammars = GrammarCompiler(model.tokenizer.ll, model.vocab_size, model.eos_ids)
+        self._grammars = GrammarCompiler.of(model)
 
     def generate(self, request: Request) -> list[int]:
         """Return the emitted ids, one token a forward; the request needs a seed to be sampled."""
