@@ -22,12 +22,12 @@ from engine.draft.budget import DraftBudgets, Outcome
 from engine.draft.ngram import RowIndex
 from engine.models.load import load_model
 from engine.profile import profile_steps
+from engine.reasoning import ReplyText
 from engine.request import Request
 from engine.routing import route
 from engine.runner import Runner
 from engine.sequence import Sequence
 from engine.shapes import step_width
-from engine.text import TextStream
 
 Texts = list[tuple[list[int], list[int]]]
 
@@ -48,7 +48,7 @@ class Walk:
         """Begin behind the first token, which the prefill chooses."""
         request = Request(prompt_ids=tuple(prompt), max_tokens=len(text))
         config = EngineConfig(num_draft_tokens=BUDGET, draft_budgets="fixed")
-        sequence = Sequence(request, route(config, request), 0, TextStream(lambda _: b"", ()))
+        sequence = Sequence(request, route(config, request), 0, ReplyText(lambda _: b"", ()))
         sequence.ids.append(text[0])
         return cls(sequence, text, RowIndex())
 

@@ -7,12 +7,12 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from engine.config import EngineConfig
 from engine.kv_budget import KvBudget, KvCosts
+from engine.reasoning import ReplyText
 from engine.request import Request
 from engine.routing import route
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.testing import tiny_model
-from engine.text import TextStream
 from engine.verify import accept_match
 
 ROWS = [1, 8, 64]
@@ -30,7 +30,7 @@ def decoding(num_rows: int, num_draft_tokens: int) -> Scheduler:
     scheduler = Scheduler(config, KvBudget(KvCosts(per_token=1)))
     for _ in range(num_rows):
         request = Request(prompt_ids=tuple(range(100)) * (NUM_PROMPT // 100))
-        text = TextStream(tiny_model().tokenizer.token_bytes)
+        text = ReplyText(tiny_model().tokenizer.token_bytes)
         scheduler.add(Sequence(request, route(config, request), seed=0, text=text))
     for sequence in scheduler.admit().joined:
         sequence.num_cached = sequence.num_prompt

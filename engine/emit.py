@@ -11,6 +11,7 @@ from collections.abc import Sequence as Many
 from engine.errors import RowError, detail_of
 from engine.request import FinishReason, Provenance, TokenEvent, TokenLogprobs
 from engine.sequence import Sequence
+from engine.text import Said
 from engine.verify import Verdict
 
 
@@ -56,25 +57,26 @@ def fail(sequence: Sequence, error: str) -> TokenEvent:
     return _close(sequence, FinishReason.ERROR, _rest(sequence))
 
 
-def _close(sequence: Sequence, reason: FinishReason, text: str) -> TokenEvent:
-    sequence.pieces.append(text)
+def _close(sequence: Sequence, reason: FinishReason, said: Said) -> TokenEvent:
+    sequence.pieces.append(said)
     sequence.finish_reason = reason
     return TokenEvent(
         sequence.request.request_id,
         None,
-        text,
+        said.text,
         sequence.num_emitted,
         finish_reason=reason,
         error=sequence.error,
+        reasoning=said.reasoning,
     )
 
 
-def _rest(sequence: Sequence) -> str:
-    """Return the text still held back; nothing when it cannot be had, which ends no other way."""
+def _rest(sequence: Sequence) -> Said:
+    """Return what is still held back; nothing when it cannot be had, which ends no other way."""
     try:
         return sequence.text.finish()
     except Exception:  # noqa: BLE001  # the row ends already
-        return ""
+        return Said()
 
 
 def _emit(
@@ -93,11 +95,11 @@ def _emit(
         if token in eos_ids and not sequence.request.ignore_eos:
             return end(sequence, FinishReason.STOP)
         reason = _take(sequence, token)
-        text = sequence.text.push(token)
+        said = sequence.text.push(token)
         if sequence.text.stopped:
             reason = FinishReason.STOP
         if reason is not None:
-            text += sequence.text.finish()
+            said += sequence.text.finish()
     except RowError as error:
         return fail(sequence, str(error))
     except Exception as error:  # noqa: BLE001  # ends this row alone
@@ -110,17 +112,18 @@ def _emit(
     sequence.provenance.append(provenance)
     if logprobs is not None:
         sequence.logprobs.append(logprobs)
-    sequence.pieces.append(text)
+    sequence.pieces.append(said)
     sequence.finish_reason = reason
     sequence.num_failures = 0
     return TokenEvent(
         sequence.request.request_id,
         token,
-        text,
+        said.text,
         position,
         provenance,
         reason,
         logprobs=logprobs,
+        reasoning=said.reasoning,
     )
 
 

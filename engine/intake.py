@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from engine.config import EngineConfig
 from engine.errors import ContextLengthError, RequestError
-from engine.grammar.compile import CompileStats, GrammarCompiler
+from engine.grammar.compile import CompiledGrammar, CompileStats, GrammarCompiler
 from engine.models.load import LoadedModel
 from engine.models.lora import AdapterSet
-from engine.request import Request
+from engine.reasoning import ReplyText
+from engine.request import Reasoning, Request
 from engine.routing import route
-from engine.sequence import Sequence
+from engine.sequence import Matcher, Sequence
 from engine.switches import check_adapter
-from engine.text import TextStream
 
 
 class Intake:
@@ -37,7 +37,7 @@ class Intake:
         self._config = config
         self._adapters = adapters
         self._shares_prompts = shares_prompts
-        self._grammars = GrammarCompiler(model.tokenizer.ll, model.vocab_size, model.eos_ids)
+        self._grammars = GrammarCompiler.of(model)
 
     def row(self, request: Request, forced_ids: tuple[int, ...] = ()) -> Sequence:
         """Check a request and make its row.
@@ -51,6 +51,11 @@ class Intake:
         """
         check_adapter(request.adapter)
         self.check_ids((*request.prompt_ids, *request.sampling.logit_bias))
+        if request.reasoning is not Reasoning.NONE and not self._model.tokenizer.has_thinking:
+            raise RequestError(
+                f"reasoning is {request.reasoning} and the model has no tags around its reasoning; "
+                "leave it out"
+            )
         most = min(request.max_tokens, self._context_left(request))
         sampling = replace(
             request.sampling,
@@ -62,15 +67,21 @@ class Intake:
         constraint = request.constraint
         grammar = self._grammars.compile(constraint) if constraint is not None else None
         seed = request.sampling.seed
+        tokenizer = self._model.tokenizer
         return Sequence(
             request=request,
             route=route(self._config, request),
             seed=secrets.randbits(63) if seed is None else seed,
-            text=TextStream(self._model.tokenizer.token_bytes, request.stop),
-            matcher=None if grammar is None else grammar.start(),
+            text=ReplyText(tokenizer.token_bytes, request.stop, tokenizer.tags, request.reasoning),
+            matcher=None if grammar is None else self._matcher(grammar, request),
             forced_ids=forced_ids,
             adapter=self._adapters.index(request.adapter),
         )
+
+    def _matcher(self, grammar: CompiledGrammar, request: Request) -> Matcher:
+        if request.reasoning is Reasoning.NONE:
+            return grammar.start()
+        return grammar.start_behind(self._model.tokenizer.tags, request.reasoning)
 
     def copies(self, request: Request, num_rows: int) -> list[Sequence]:
         """Make rows of one prompt that draw with consecutive seeds; raises as `row`."""

@@ -1,7 +1,8 @@
 """The truth all lanes are compared with: an independent serial loop, kept apart on purpose.
 
 It shares with the engine only the model's forward, the grammar's matcher and the definition of the
-random noise; caches are mlx-lm's own, and sampling is written again in numpy. `follow` judges a
+random noise; caches are mlx-lm's own, sampling is written again in numpy, and where reasoning ends
+is found by searching all that was emitted. `follow` judges a
 recorded row by teacher forcing: what would the oracle have chosen after each of its prefixes, and
 how close was the call. `draws` says by the same means which law each token of a sampled row is due
 to, whatever noise drew it.
@@ -25,8 +26,10 @@ from engine.grammar.mask import MaskJob, fill_masks, words
 from engine.grammar.state import GrammarState
 from engine.models.load import LoadedModel
 from engine.models.merge import merge_adapter
-from engine.request import Request, SamplingParams
+from engine.reasoning import ReasoningTags
+from engine.request import Reasoning, Request, SamplingParams
 from engine.sampler import draw_key
+from engine.text import Said
 
 Scores = NDArray[np.float32]
 
@@ -102,27 +105,39 @@ class Oracle:
         self._model = model
         merged = {name: merge_adapter(model, place) for name, place in adapters.items()}
         self._models = {"": model.model} | {name: each.model for name, each in merged.items()}
-        self._grammars = GrammarCompiler(model.tokenizer.ll, model.vocab_size, model.eos_ids)
+        self._grammars = GrammarCompiler.of(model)
 
     def generate(self, request: Request) -> list[int]:
         """Return the emitted ids, one token a forward; the request needs a seed to be sampled."""
         model = self._models[request.adapter]
         cache = make_prompt_cache(model)
-        state = self._state(request)
+        rule = self._rule(request)
         emitted: list[int] = []
         fed = list(request.prompt_ids)
         while len(emitted) < request.max_tokens:
             logits = model(mx.array([fed]), cache=cache)[0, -1]
-            choice, _ = self._choose(_host(logits), request, emitted, state)
+            choice, _ = self._choose(_host(logits), request, emitted, rule)
             if choice.is_end:
                 break
             emitted.append(choice.token)
             fed = [choice.token]
-            if state is not None:
-                state.advance(fed)
-                if state.is_finished:
+            if rule is not None:
+                rule.advance(choice.token)
+                if rule.is_finished:
                     break
         return emitted
+
+    def read(self, request: Request, emitted: Sequence[int]) -> Said:
+        """Return the text and the reasoning of a finished row; stop strings are not looked for."""
+        tokenizer = self._model.tokenizer
+        place = _behind_reasoning(request.reasoning, tokenizer.tags, emitted, ended=True)
+        if place == 0:
+            return Said(text=tokenizer.decode(emitted))
+        inner = emitted[: None if place is None else place - len(tokenizer.tags.closing)]
+        if request.reasoning is Reasoning.OPTIONAL:
+            inner = inner[len(tokenizer.tags.opening) :]
+        text = "" if place is None else tokenizer.decode(emitted[place:])
+        return Said(text, tokenizer.decode(inner))
 
     def follow(self, request: Request, emitted: Sequence[int], ended: bool) -> list[Divergence]:
         """Return where a row departs from the oracle's choice after the row's own prefix.
@@ -133,13 +148,13 @@ class Oracle:
                 string), so the oracle has to end there too.
         """
         found: list[Divergence] = []
-        state = self._state(request)
+        rule = self._rule(request)
         for position, scores in enumerate(self._forced_logits(request, emitted)):
-            if state is not None and state.is_finished:
+            if rule is not None and rule.is_finished:
                 break
             if position == len(emitted) and not ended:
                 break
-            choice, final = self._choose(scores, request, emitted[:position], state)
+            choice, final = self._choose(scores, request, emitted[:position], rule)
             if position == len(emitted):
                 if not choice.is_end:
                     end = max(self._model.eos_ids, key=lambda token: final[token])
@@ -152,8 +167,8 @@ class Oracle:
                 found.append(Divergence(position, token, choice.token, gap))
                 if not np.isfinite(gap):
                     break  # an illegal token: no prefix of the row goes on from here
-            if state is not None:
-                state.advance([token])
+            if rule is not None:
+                rule.advance(token)
         return found
 
     def draws(self, request: Request, emitted: Sequence[int], ended: bool) -> Iterator[LawfulDraw]:
@@ -163,21 +178,21 @@ class Oracle:
             emitted, ended: as for `follow`; the end token is a draw, an end by the grammar is none.
         """
         assert request.sampling.temperature > 0, "a greedy row draws nothing"
-        state = self._state(request)
+        rule = self._rule(request)
         ends: list[int] = [] if request.ignore_eos else sorted(self._model.eos_ids)
         for position, logits in enumerate(self._forced_logits(request, emitted)):
             is_over = position == len(emitted) and not ended
-            if is_over or (state is not None and state.is_finished):
+            if is_over or (rule is not None and rule.is_finished):
                 return
-            scores = self._masked(logits, request, emitted[:position], state)
+            scores = self._masked(logits, request, emitted[:position], rule)
             log_probs = _one_end(_log_softmax(_tempered(scores, request.sampling)), ends)
             token = ends[0] if position == len(emitted) else emitted[position]
             draw = LawfulDraw(token, log_probs)
             yield draw
             if not draw.is_possible or position == len(emitted):
                 return
-            if state is not None:
-                state.advance([token])
+            if rule is not None:
+                rule.advance(token)
 
     def _forced_logits(self, request: Request, emitted: Sequence[int]) -> Iterator[Scores]:
         """Yield the logits after the prompt and after each emitted token, from one forward."""
@@ -185,35 +200,101 @@ class Oracle:
         logits = self._models[request.adapter](mx.array([ids]))[0, len(request.prompt_ids) - 1 :]
         yield from _host(logits)
 
-    def _state(self, request: Request) -> GrammarState | None:
-        constraint = request.constraint
-        return None if constraint is None else self._grammars.compile(constraint).start()
+    def _rule(self, request: Request) -> _Rule | None:
+        if request.constraint is None:
+            return None
+        state = self._grammars.compile(request.constraint).start()
+        return _Rule(request.reasoning, self._model, state)
 
     def _masked(
-        self, logits: Scores, request: Request, emitted: Sequence[int], state: GrammarState | None
+        self, logits: Scores, request: Request, emitted: Sequence[int], rule: _Rule | None
     ) -> Scores:
         """Return the scores after penalties, bias and mask."""
         scores = _penalised(logits, request, emitted)
-        if state is not None:
-            bits = np.full((1, words(len(scores))), -1, dtype=np.int32)
-            problems = fill_masks([MaskJob(state, 0, ())], bits)
-            assert not problems, problems
-            legal = np.unpackbits(bits.view(np.uint8), bitorder="little")[: len(scores)]
-            scores = np.where(legal.astype(bool), scores, -np.inf).astype(np.float32)
+        if rule is not None:
+            scores = np.where(rule.legal(len(scores)), scores, -np.inf).astype(np.float32)
         if len(emitted) < request.sampling.min_tokens and not request.ignore_eos:
             scores = _without(scores, self._model.eos_ids)
         return scores
 
     def _choose(
-        self, logits: Scores, request: Request, emitted: Sequence[int], state: GrammarState | None
+        self, logits: Scores, request: Request, emitted: Sequence[int], rule: _Rule | None
     ) -> tuple[Choice, Scores]:
-        scores = self._masked(logits, request, emitted, state)
+        scores = self._masked(logits, request, emitted, rule)
         final = _final(scores, request.sampling, request.sampling.seed or 0, len(emitted))
         token = int(np.argmax(final))
         rest = np.delete(final, token).max()
         gap = float(final[token] - rest) if np.isfinite(rest) else float("inf")
         is_end = token in self._model.eos_ids and not request.ignore_eos
         return Choice(token, gap, is_end), final
+
+
+class _Rule:
+    """What a constrained row may emit next, read from all that it has emitted."""
+
+    def __init__(self, reasoning: Reasoning, model: LoadedModel, state: GrammarState) -> None:
+        self._reasoning, self._model, self._state = reasoning, model, state
+        self._emitted: list[int] = []
+
+    @property
+    def is_finished(self) -> bool:
+        """True when the grammar has begun and allows nothing more."""
+        return self._place is not None and not self._may_open and self._state.is_finished
+
+    def advance(self, token: int) -> None:
+        """Take one more emitted token."""
+        self._emitted.append(token)
+        if self._place is not None:
+            self._state.advance(self._emitted[self._place + self._state.num_tokens :])
+
+    def legal(self, num_ids: int) -> NDArray[np.bool_]:
+        """Return which of the ids 0 to `num_ids` - 1 may come next."""
+        opening = list(self._model.tokenizer.tags.opening)
+        allowed = np.zeros(num_ids, dtype=bool)
+        if self._place is not None:
+            bits = np.full((1, words(num_ids)), -1, dtype=np.int32)
+            problems = fill_masks([MaskJob(self._state, 0, ())], bits)
+            assert not problems, problems
+            unpacked = np.unpackbits(bits.view(np.uint8), bitorder="little")
+            allowed = unpacked[:num_ids].astype(bool)
+        elif self._reasoning is Reasoning.OPTIONAL and len(self._emitted) < len(opening):
+            allowed[opening[len(self._emitted)]] = True
+        else:
+            allowed[:] = True
+            allowed[list(self._model.eos_ids)] = False
+        if self._may_open:
+            allowed[opening[0]] = True
+        return allowed
+
+    @property
+    def _may_open(self) -> bool:
+        return self._reasoning is Reasoning.OPTIONAL and not self._emitted
+
+    @property
+    def _place(self) -> int | None:
+        tags = self._model.tokenizer.tags
+        return _behind_reasoning(self._reasoning, tags, self._emitted, ended=False)
+
+
+def _behind_reasoning(
+    reasoning: Reasoning, tags: ReasoningTags, emitted: Sequence[int], ended: bool
+) -> int | None:
+    """Return where the text begins among the emitted ids, None while it has not.
+
+    Args:
+        ended: nothing follows, so that a tag that has only begun is none.
+    """
+    ids, opening, closing = list(emitted), list(tags.opening), list(tags.closing)
+    if reasoning is Reasoning.NONE:
+        return 0
+    first = 0
+    if reasoning is Reasoning.OPTIONAL:
+        if ids[: len(opening)] != opening:
+            is_begun = bool(ids) and ids == opening[: len(ids)]
+            return None if is_begun and not ended else 0
+        first = len(opening)
+    ends = range(first + len(closing), len(ids) + 1)
+    return next((end for end in ends if ids[end - len(closing) : end] == closing), None)
 
 
 def _host(logits: mx.array) -> Scores:

@@ -47,17 +47,32 @@ class ConstraintKind(StrEnum):
     CHOICE = "choice"
     REGEX = "regex"
     LARK = "lark"
+    STRUCTURAL_TAG = "structural_tag"
+
+
+class Reasoning(StrEnum):
+    """Where a reply begins, seen from the model's reasoning blocks."""
+
+    NONE = "none"
+    """The whole reply is text."""
+
+    OPEN = "open"
+    """The prompt ends inside a block: the reply goes on in it."""
+
+    OPTIONAL = "optional"
+    """The reply may begin with a block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraint:
-    """What a row's text must match, from its first token to its last.
+    """What a row's text must match, from its first token to its last; reasoning is no part of it.
 
     Args:
         kind: how `value` is to be read.
         value: a JSON Schema (dict or bool) for JSON_SCHEMA, None for JSON_OBJECT, a sequence of
             strings for CHOICE, a regular expression for REGEX, a grammar text for LARK
-            (llguidance's Lark dialect, EBNF).
+            (llguidance's Lark dialect, EBNF), an object of structures in free text for
+            STRUCTURAL_TAG (engine.grammar.structures).
         on_unsupported: "refuse" rejects a schema with an assertion the mask cannot enforce;
             "validate" masks what it can and checks the finished text.
     """
@@ -150,6 +165,8 @@ class Request:
         prompt_ids: at least one token id.
         max_tokens: most tokens emitted; the end token is neither emitted nor counted.
         stop: texts that end the row; matched on text, also across tokens, and never emitted.
+        reasoning: whether the reply begins in a reasoning block, or may; what is in the block and
+            its tags are no part of the text, and neither a constraint nor `stop` sees them.
         num_draft_tokens: overrides the engine's draft budget, 0 switches speculation off.
         lane: asks for a lane: "serial" decodes alone, "batch" beside others. None leaves it to the
             composition matrix (engine.routing).
@@ -164,6 +181,7 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     constraint: Constraint | None = None
     stop: tuple[str, ...] = ()
+    reasoning: Reasoning = Reasoning.NONE
     ignore_eos: bool = False
     num_draft_tokens: int | None = setting(
         None, "draft budget of this row", low=0, high=MAX_DRAFT_TOKENS
@@ -186,6 +204,9 @@ class Request:
         _check_type("sampling", self.sampling, SamplingParams)
         if self.constraint is not None:
             _check_type("constraint", self.constraint, Constraint)
+        if self.reasoning not in list(Reasoning):
+            words = ", ".join(Reasoning)
+            raise RequestError(f"reasoning is {self.reasoning!r}; it must be one of {words}")
         if not self.prompt_ids:
             raise RequestError("prompt_ids is empty; give at least one token")
         stop: object = self.stop
@@ -229,6 +250,7 @@ class TokenEvent:
     Args:
         token_id: None on an event that only ends the row.
         text: text that became certain with this token; may be empty, may hold several characters.
+        reasoning: reasoning that did, which is no part of the text.
         position: 0-based index among the row's emitted tokens.
         finish_reason: set on the last event of a row, and only there.
         error: one line, set when finish_reason is ERROR.
@@ -243,6 +265,7 @@ class TokenEvent:
     finish_reason: FinishReason | None = None
     error: str | None = None
     logprobs: TokenLogprobs | None = None
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +274,8 @@ class Completion:
 
     Args:
         token_ids: emitted ids, end token excluded.
+        text: without the reasoning, which is `reasoning`; tags are in neither.
+        reasoning_tokens: emitted tokens up to and with the tag that closes the reasoning.
         logprobs: one entry for each of `token_ids`; empty unless the row asked.
         lane: "serial" or "batch", the lane taken; `lane_reason` says why.
         cached_tokens: prompt tokens taken from the prefix cache instead of computed.
@@ -277,6 +302,8 @@ class Completion:
     accepted_by_position: tuple[int, ...] = ()
     illegal_drafts: int = 0
     conformance: str | None = None
+    reasoning: str = ""
+    reasoning_tokens: int = 0
 
     @property
     def drafted(self) -> int:

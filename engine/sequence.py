@@ -11,25 +11,31 @@ from numpy.typing import NDArray
 
 from engine.request import Completion, FinishReason, Provenance, Request, TokenLogprobs
 from engine.routing import Route
+from engine.text import Said
 
 MAX_FAILURES = 3
 """A row ends with an error after so many failed steps in which it emitted no token."""
 
 
 class TextSink(Protocol):
-    """Turns emitted ids into text that can be shown (engine.text.TextStream)."""
+    """Turns emitted ids into text that can be shown (engine.reasoning.ReplyText)."""
 
     @property
     def stopped(self) -> bool:
         """True once a stop string was completed."""
         ...
 
-    def push(self, token_id: int) -> str:
-        """Take one token; return the text that has become certain."""
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens that were reasoning."""
         ...
 
-    def finish(self) -> str:
-        """Return the text still held back."""
+    def push(self, token_id: int) -> Said:
+        """Take one token; return what has become certain."""
+        ...
+
+    def finish(self) -> Said:
+        """Return what is still held back."""
         ...
 
 
@@ -113,7 +119,7 @@ class Sequence:
     ids: list[int] = field(default_factory=list)
     num_cached: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
-    pieces: list[str] = field(default_factory=list)
+    pieces: list[Said] = field(default_factory=list)
     provenance: list[Provenance] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     target_calls: int = 0
@@ -181,7 +187,7 @@ class Sequence:
     def completion(self) -> Completion:
         """Return the frozen record of a finished row."""
         assert self.finish_reason is not None
-        text = "".join(self.pieces)
+        text = "".join(piece.text for piece in self.pieces)
         return Completion(
             request_id=self.request.request_id,
             prompt_tokens=self.num_prompt,
@@ -200,6 +206,8 @@ class Sequence:
             accepted_by_position=tuple(self.drafts.accepted),
             illegal_drafts=self.drafts.illegal,
             conformance=self._conformance(text),
+            reasoning="".join(piece.reasoning for piece in self.pieces),
+            reasoning_tokens=min(self.text.reasoning_tokens, self.num_emitted),
         )
 
     def _conformance(self, text: str) -> str | None:

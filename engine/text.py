@@ -4,6 +4,19 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Text of a reply that has become certain, and reasoning that has."""
+
+    text: str = ""
+    reasoning: str = ""
+
+    def __add__(self, other: Said) -> Said:
+        """Return both, one behind the other."""
+        return Said(self.text + other.text, self.reasoning + other.reasoning)
 
 
 class TextStream:

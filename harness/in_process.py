@@ -175,7 +175,7 @@ class InProcess:
         The workload's must_compile says how many there are, so that none goes missing unseen.
         """
         model = self._opened()
-        grammars = GrammarCompiler(model.tokenizer.ll, model.vocab_size, model.eos_ids)
+        grammars = GrammarCompiler.of(model)
         for name, schema in workload.schemas.items():
             try:
                 grammars.compile(Constraint(kind=ConstraintKind.JSON_SCHEMA, value=schema))

@@ -22,12 +22,12 @@ from engine.flight import Flight
 from engine.grammar.state import GrammarState
 from engine.kv_budget import Rectangle
 from engine.loop import Engine
+from engine.reasoning import ReplyText
 from engine.request import Completion
 from engine.sequence import Sequence as Row
-from engine.text import TextStream
 from harness.stress_play import leftovers
 
-ROW_KINDS = (Row, GrammarState, TextStream, Flight, Completion, RowIndex, RowPayoff)
+ROW_KINDS = (Row, GrammarState, ReplyText, Flight, Completion, RowIndex, RowPayoff)
 """Objects that belong to one row, or to a step of some rows."""
 
 BLOCK_KINDS = (Run, Block)

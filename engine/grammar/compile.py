@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLTokenizer
 
 from engine.errors import RowError, SchemaError
+from engine.grammar.behind import BehindReasoning
 from engine.grammar.build import SLICES, Builder, BuildError
 from engine.grammar.deep_pool import DeepPool
 from engine.grammar.document import check_depth, json_text
@@ -20,19 +22,35 @@ from engine.grammar.limits import GrammarLimits
 from engine.grammar.report import SchemaReport
 from engine.grammar.schema_source import compile_schema
 from engine.grammar.state import GrammarState
+from engine.grammar.structure_check import Spelling, StructureCheck
+from engine.grammar.structure_source import Names, compile_structures
+from engine.grammar.structures import read_structures
 from engine.grammar.text_check import SchemaCheck, TextCheck
 from engine.grammar.text_source import choice_grammar, choices_of, lark_grammar, regex_grammar
 from engine.grammar.vocabulary import GrammarVocabulary
-from engine.models.special_names import shown_names
-from engine.request import Constraint, ConstraintKind
+from engine.models.special_names import ControlTokens, shown_names
+from engine.reasoning import ReasoningTags
+from engine.request import Constraint, ConstraintKind, Reasoning
+
+if TYPE_CHECKING:
+    from engine.models.load import LoadedModel
 
 JSON_KINDS = (ConstraintKind.JSON_SCHEMA, ConstraintKind.JSON_OBJECT)
+
+DEPTH_OF_STRUCTURES = 3
+"""Levels above a schema in structures: the object, the list and the structure."""
+
+NO_CONTROLS = ControlTokens()
 
 TEXT_GRAMMARS: dict[ConstraintKind, Callable[[object, GrammarLimits], str]] = {
     ConstraintKind.CHOICE: choice_grammar,
     ConstraintKind.REGEX: regex_grammar,
     ConstraintKind.LARK: lark_grammar,
 }
+
+
+Accepts = Callable[[str, Sequence[int]], bool]
+"""Whether a text, of these tokens, conforms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +79,7 @@ class CompiledGrammar:
         grammar: str,
         matcher: LLMatcher,
         report: SchemaReport,
-        accepts: Callable[[str], bool],
+        accepts: Accepts,
         rebuild: Callable[[str], LLMatcher],
         vocabulary: GrammarVocabulary,
     ) -> None:
@@ -82,6 +100,12 @@ class CompiledGrammar:
     def start(self, tokens: Sequence[int] = ()) -> GrammarState:
         """Return the state of a new row, or of one that has emitted `tokens`."""
         return GrammarState(self, self._vocabulary, tokens)
+
+    def start_behind(
+        self, tags: ReasoningTags, reasoning: Reasoning, tokens: Sequence[int] = ()
+    ) -> BehindReasoning:
+        """Return the state of a row whose reasoning comes before what is constrained."""
+        return BehindReasoning(self.start(), self._vocabulary, tags, reasoning, tokens)
 
     def template(self) -> LLMatcher:
         """Return a matcher at the start, to be copied.
@@ -106,9 +130,9 @@ class CompiledGrammar:
             if self._template is template:
                 self._template = None
 
-    def check_text(self, text: str, is_accepting: bool) -> str:
-        """Judge the finished text of a row: "enforced", "checked" or "failed"."""
-        if not (is_accepting and self._accepts(text)):
+    def check_text(self, text: str, is_accepting: bool, tokens: Sequence[int]) -> str:
+        """Judge the finished text of a row, of these tokens: "enforced", "checked" or "failed"."""
+        if not (is_accepting and self._accepts(text, tokens)):
             return "failed"
         return "checked" if self.report.unenforced else "enforced"
 
@@ -121,6 +145,7 @@ class GrammarCompiler:
             names (engine.models.special_names).
         vocab_size: width of the logits.
         eos_ids: ids that end a row.
+        controls: tokens that the tags of structures may name.
     """
 
     def __init__(
@@ -129,7 +154,9 @@ class GrammarCompiler:
         vocab_size: int,
         eos_ids: frozenset[int],
         limits: GrammarLimits | None = None,
+        controls: ControlTokens = NO_CONTROLS,
     ) -> None:
+        self._controls = controls
         self.limits = limits or GrammarLimits()
         self._tokenizer = tokenizer_ll
         self._pool = DeepPool(self.limits.compile_s)
@@ -139,6 +166,13 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._cache: OrderedDict[tuple[str, ...], Future[CompiledGrammar]] = OrderedDict()
         self._stats = CompileStats()
+
+    @classmethod
+    def of(cls, model: LoadedModel) -> GrammarCompiler:
+        """Return a compiler for a model's tokenizer."""
+        tokenizer = model.tokenizer
+        controls = tokenizer.control_tokens
+        return cls(tokenizer.ll, model.vocab_size, model.eos_ids, controls=controls)
 
     @cached_property
     def _builder(self) -> Builder:
@@ -153,6 +187,8 @@ class GrammarCompiler:
         """
         if constraint.kind is ConstraintKind.JSON_SCHEMA:
             check_depth(constraint.value, self.limits.max_depth)
+        if constraint.kind is ConstraintKind.STRUCTURAL_TAG:
+            check_depth(constraint.value, self.limits.max_depth + DEPTH_OF_STRUCTURES)
         key = (constraint.kind, constraint.on_unsupported, json_text(constraint.value))
         with self._lock:
             future = self._usable(key)
@@ -198,6 +234,8 @@ class GrammarCompiler:
     def _compile(self, constraint: Constraint) -> CompiledGrammar:
         if constraint.kind in JSON_KINDS:
             return self._compile_json(constraint)
+        if constraint.kind is ConstraintKind.STRUCTURAL_TAG:
+            return self._compile_structures(constraint)
         grammar = TEXT_GRAMMARS[constraint.kind](constraint.value, self.limits)
         try:
             matcher = self._builder.matcher(grammar)
@@ -207,7 +245,7 @@ class GrammarCompiler:
         texts = choices_of(constraint.value) if constraint.kind is ConstraintKind.CHOICE else None
         accepts = TextCheck(None if texts is None else frozenset(texts)).accepts
         report = SchemaReport(enforced=(str(constraint.kind),))
-        return self._compiled(grammar, matcher, report, accepts)
+        return self._compiled(grammar, matcher, report, _of_text(accepts))
 
     def _compile_json(self, constraint: Constraint) -> CompiledGrammar:
         is_object = constraint.kind is ConstraintKind.JSON_OBJECT
@@ -215,14 +253,31 @@ class GrammarCompiler:
         may_drop = constraint.on_unsupported == "validate"
         source = compile_schema(schema, may_drop, self._builder)
         accepts = SchemaCheck.of(source.document).accepts
-        return self._compiled(source.grammar, source.matcher, source.report, accepts)
+        return self._compiled(source.grammar, source.matcher, source.report, _of_text(accepts))
+
+    def _compile_structures(self, constraint: Constraint) -> CompiledGrammar:
+        tag = read_structures(constraint.value, self.limits)
+        may_drop = constraint.on_unsupported == "validate"
+        names = Names(self._controls.ids, self._vocabulary.ends)
+        source = compile_structures(tag, may_drop, self._builder, names)
+        accepts = StructureCheck.of(tag, source.documents).accepts
+        spell = Spelling(self._tokenizer, self._controls)
+
+        def accepts_spelled(text: str, tokens: Sequence[int]) -> bool:
+            spelled = spell.text(tokens)
+            if spell.visible(tokens) == text:
+                return accepts(spelled)
+            # a stop string has cut the text, and silent tags are not in it
+            return spelled == spell.visible(tokens) and accepts(text)
+
+        return self._compiled(source.grammar, source.matcher, source.report, accepts_spelled)
 
     def _compiled(
         self,
         grammar: str,
         matcher: LLMatcher,
         report: SchemaReport,
-        accepts: Callable[[str], bool],
+        accepts: Accepts,
     ) -> CompiledGrammar:
         return CompiledGrammar(grammar, matcher, report, accepts, self._rebuild, self._vocabulary)
 
@@ -246,3 +301,7 @@ class GrammarCompiler:
             old.evictions + evictions,
             old.seconds + seconds,
         )
+
+
+def _of_text(accepts: Callable[[str], bool]) -> Accepts:
+    return lambda text, _tokens: accepts(text)

@@ -26,6 +26,8 @@ class GrammarLimits:
     max_pattern_bytes: int = setting(4096, "size of one regular expression", low=1, high=65_536)
     max_grammar_bytes: int = setting(100_000, "size of a Lark grammar", low=1, high=10_000_000)
     max_rules: int = setting(2000, "rules of a Lark grammar", low=1, high=2000)
+    max_structures: int = setting(128, "structures, and triggers, of one reply", low=1, high=1000)
+    max_tag_bytes: int = setting(1024, "size of a structure's begin or end", low=1, high=65_536)
     compile_s: float = setting(5.0, "seconds one compile may take", low=0.01, high=600)
     max_integer_digits: int = setting(
         15, "digits before the point where the schema sets no bound", low=1, high=15

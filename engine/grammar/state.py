@@ -29,8 +29,8 @@ class MatcherSource(Protocol):
     def discard(self, template: LLMatcher) -> None:
         """Never return `template` again: a copy of it has failed."""
 
-    def check_text(self, text: str, is_accepting: bool) -> str:
-        """Judge a finished text: "enforced", "checked" or "failed"."""
+    def check_text(self, text: str, is_accepting: bool, tokens: Sequence[int]) -> str:
+        """Judge a finished text, of these tokens: "enforced", "checked" or "failed"."""
 
 
 class GrammarState:
@@ -147,7 +147,7 @@ class GrammarState:
 
     def check_text(self, text: str) -> str:
         """Judge the row's finished text: "enforced", "checked" (validated after), or "failed"."""
-        return self._source.check_text(text, self.is_accepting)
+        return self._source.check_text(text, self.is_accepting, self._tokens)
 
     def _try_fill(self, draft: Sequence[int], rows: Bitmask) -> str | None:
         matcher, num_words = self._matcher, self._vocabulary.num_words

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from llguidance import LLTokenizer
+from numpy.typing import NDArray
 
 from engine.errors import SettingError
 
@@ -52,6 +54,16 @@ class GrammarVocabulary:
             padding = 0xFFFFFFFF & ~(0xFFFFFFFF >> surplus)
             self._never.append((self.num_words - 1, _signed(padding)))
         self._idle: dict[int, tuple[str, int]] = {}
+        self._open = np.full(self.num_words, -1, dtype=np.int32)
+        for token in range(self._num_known, 32 * self.num_words):
+            self._clear(self._open, token)
+        for token in self._ends:
+            self._clear(self._open, token)
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Ids that end a row, of this model or of its tokenizer."""
+        return self._ends
 
     def known_prefix(self, tokens: Sequence[int]) -> list[int]:
         """Return the leading tokens that exist and do not end a row."""
@@ -82,6 +94,24 @@ class GrammarVocabulary:
                 rows[index, word] = value & ~bit
                 was_cleared = True
         return was_cleared
+
+    def open_row(self, row: NDArray[np.int32]) -> None:
+        """Make every token legal in one mask, [words], but those that end a row."""
+        row[: self.num_words] = self._open
+        row[self.num_words :] = 0
+
+    def only(self, token: int, row: NDArray[np.int32]) -> None:
+        """Make one token legal in one mask, [words], and no other."""
+        row[:] = 0
+        self.allow(token, row)
+
+    def allow(self, token: int, row: NDArray[np.int32]) -> None:
+        """Make one token legal in one mask, [words]."""
+        row[token // 32] |= np.int32(_signed(1 << token % 32))
+
+    def _clear(self, row: NDArray[np.int32], token: int) -> None:
+        if token // 32 < len(row):
+            row[token // 32] &= ~np.int32(_signed(1 << token % 32))
 
     def idle_kind(self, token: int) -> tuple[str, int]:
         """Return ("blanks" | "digits" | "", bytes): what a token is if it is nothing else."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 HIDDEN = "\ufdd0"
@@ -25,12 +26,30 @@ def hidden_name(name: str) -> str:
     return f"<{HIDDEN}{name[1:]}" if name.startswith("<") else HIDDEN + name
 
 
-def hide_names(settings: Any) -> Any:
-    """Return a tokenizer.json whose special tokens have their other names.
+@dataclass(frozen=True, slots=True)
+class ControlTokens:
+    """The tokens that no text of a grammar matches.
+
+    Args:
+        ids: name -> token id.
+        silent: those of the ids that are no part of a reply's text.
+    """
+
+    ids: Mapping[str, int] = field(default_factory=dict)
+    silent: frozenset[int] = frozenset()
+
+
+def hidden_tokens(settings: Any) -> list[Any]:
+    """Return the added tokens of a tokenizer.json that get another name.
 
     To llguidance any added token in angle brackets is special, and part of no text.
     """
-    added = [item for item in settings["added_tokens"] if item["special"] or _is_tag(item)]
+    return [item for item in settings["added_tokens"] if item["special"] or _is_tag(item)]
+
+
+def hide_names(settings: Any) -> Any:
+    """Return a tokenizer.json whose special tokens have their other names."""
+    added = hidden_tokens(settings)
     for item in added:
         item["special"] = True
     names = {item["content"]: hidden_name(item["content"]) for item in added}

@@ -15,8 +15,10 @@ from tokenizers import Tokenizer as Backend
 
 from engine.errors import ModelError, RequestError
 from engine.models.chat import ControlTexts
-from engine.models.special_names import hide_names
+from engine.models.special_names import ControlTokens, hidden_tokens, hide_names
 from engine.models.vocabulary import token_table
+from engine.reasoning import ReasoningTags
+from engine.request import Reasoning
 
 RESERVED_OPTIONS = (
     "add_generation_prompt",
@@ -176,6 +178,13 @@ class Tokenizer:
             return self._ll
 
     @property
+    def control_tokens(self) -> ControlTokens:
+        """The tokens that llguidance takes for no text."""
+        added = hidden_tokens(json.loads(self._backend.to_str()))
+        ids = {item["content"]: item["id"] for item in added}
+        return ControlTokens(ids, self.special_ids & frozenset(ids.values()))
+
+    @property
     def vocabulary(self) -> dict[str, int]:
         """Token text -> id, added tokens included."""
         return self._backend.get_vocab(with_added_tokens=True)
@@ -195,12 +204,29 @@ class Tokenizer:
         """Ids of the tag that closes a reasoning block; empty without one."""
         return tuple(self._wrapper.think_end_tokens or ())
 
-    def opens_thinking(self, prompt_ids: Sequence[int]) -> bool:
-        """True when a prompt ends inside a reasoning block."""
+    @property
+    def tags(self) -> ReasoningTags:
+        """Both tags; empty without them."""
+        return ReasoningTags(self.think_start_ids, self.think_end_ids)
+
+    def reasoning_of(self, prompt_ids: Sequence[int]) -> Reasoning:
+        """Return where a reply to a rendered chat begins.
+
+        OPEN when a block is open at the end of the prompt: no control token stands behind its
+        tag, so it is none of an earlier turn. NONE when the prompt ends with a closed block and
+        nothing but blanks, or the model has no tags.
+        """
         if not self.has_thinking:
-            return False
-        start = self._wrapper.rfind_think_start(list(prompt_ids))
-        return bool(start >= 0 and start > self._wrapper.rfind_think_end(list(prompt_ids)))
+            return Reasoning.NONE
+        last = [*prompt_ids]
+        start, end = (_behind(tag, last) for tag in (self.think_start_ids, self.think_end_ids))
+        if start > end and self.special_ids.isdisjoint(last[start:]):
+            return Reasoning.OPEN
+        is_closed = end > 0 and all(self._is_blank(token) for token in last[end:])
+        return Reasoning.NONE if is_closed else Reasoning.OPTIONAL
+
+    def _is_blank(self, token: int) -> bool:
+        return token not in self.control_ids and not self.token_bytes(token).strip()
 
     def _control_texts(self) -> ControlTexts:
         """Special tokens, and added ones the chat template writes, such as <tool_call>."""
@@ -250,6 +276,15 @@ class Tokenizer:
         if len(text) < 2:
             return [control_id]
         return self._plain_ids(self._inner, text[:1]) + self._plain_ids(self._inner, text[1:])
+
+
+def _behind(tag: Sequence[int], ids: list[int]) -> int:
+    """Return the place behind the last occurrence of a tag, 0 when there is none."""
+    wanted = list(tag)
+    for place in range(len(ids) - len(wanted), -1, -1):
+        if ids[place : place + len(wanted)] == wanted:
+            return place + len(wanted)
+    return 0
 
 
 def _own_backend(wrapper: TokenizerWrapper, vocab_size: int) -> Backend:

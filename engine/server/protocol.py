@@ -10,7 +10,7 @@ from engine.errors import FmError, RequestError
 from engine.loop import Engine
 from engine.models.load import LoadedModel
 from engine.models.tokenizer import RESERVED_OPTIONS
-from engine.request import Request, SamplingParams
+from engine.request import Reasoning, Request, SamplingParams
 from engine.server.body import parse_document
 from engine.server.constraints import only_one
 from engine.server.fields import CONSTRAINTS, Endpoint, read_fields
@@ -176,7 +176,7 @@ def _chat_prompt(
         ids = tuple(tokenizer.apply_chat_template(values["messages"], options=options))
     except RequestError as error:
         raise problem_of(error, "messages") from None
-    if is_constrained and tokenizer.opens_thinking(ids):
+    if is_constrained and tokenizer.reasoning_of(ids) is Reasoning.OPEN:
         raise refusal(
             "a constrained reply cannot follow on reasoning yet; leave enable_thinking out, or the "
             "constraint",

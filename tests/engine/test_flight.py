@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from engine.flight import CHOICES, Draft, Flight, Selector
 from engine.plan import Slot, StepKind, StepPlan
+from engine.reasoning import ReplyText
 from engine.request import FinishReason, Request, SamplingParams
 from engine.routing import Lane, Route
 from engine.sequence import Sequence
 from engine.testing import tiny_model
-from engine.text import TextStream
 
 WIDTH = 8
 VOCAB = tiny_model().vocab_size
@@ -43,7 +43,7 @@ def sequence_of(sampling: SamplingParams, emitted: list[int]) -> Sequence:
         request=Request(prompt_ids=(65, 66, 67), sampling=sampling),
         route=Route(Lane.BATCH, "", 0),
         seed=sampling.seed or 0,
-        text=TextStream(tiny_model().tokenizer.token_bytes),
+        text=ReplyText(tiny_model().tokenizer.token_bytes),
     )
     sequence.ids += emitted
     return sequence

@@ -9,12 +9,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.reasoning import ReplyText
 from engine.request import Request, SamplingParams
 from engine.routing import Lane, Route
 from engine.row_params import IDLE, RECORD, RowParams, record_of
 from engine.sequence import Sequence
 from engine.testing import tiny_model
-from engine.text import TextStream
 
 
 class WatchedSequence(Sequence):
@@ -27,7 +27,7 @@ def sequence_of(sampling: SamplingParams, **settings: object) -> WatchedSequence
         request=Request(prompt_ids=(65,), sampling=sampling, **settings),
         route=Route(Lane.SERIAL, "", 0),
         seed=sampling.seed or 0,
-        text=TextStream(tiny_model().tokenizer.token_bytes),
+        text=ReplyText(tiny_model().tokenizer.token_bytes),
     )
 
 

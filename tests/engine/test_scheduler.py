@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.kv_budget import KvBudget, KvCosts, Rectangle
 from engine.plan import StepKind, StepPlan
+from engine.reasoning import ReplyText
 from engine.request import FinishReason, Request
 from engine.routing import Lane, route
 from engine.scheduler import Scheduler
 from engine.sequence import MAX_FAILURES, Sequence
 from engine.shapes import ROW_BUCKETS, prefill_width, whole_bucket
-from engine.text import TextStream
 
 configs = st.builds(
     EngineConfig,
@@ -39,7 +39,7 @@ def sequence(config: EngineConfig, length: int, max_tokens: int, drafts: int | N
     request = Request(
         prompt_ids=tuple(range(length)), max_tokens=max_tokens, num_draft_tokens=drafts
     )
-    return Sequence(request, route(config, request), 0, TextStream(lambda _: b"", ()))
+    return Sequence(request, route(config, request), 0, ReplyText(lambda _: b"", ()))
 
 
 def check_plan(config: EngineConfig, plan: StepPlan, held: Rectangle) -> None:

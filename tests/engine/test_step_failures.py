@@ -26,6 +26,7 @@ from engine.draft.two_model import TwoModelDrafter
 from engine.loop import Engine
 from engine.models.load import LoadedModel
 from engine.plan import RowRange
+from engine.reasoning import ReplyText
 from engine.request import (
     Completion,
     Constraint,
@@ -37,7 +38,7 @@ from engine.request import (
 )
 from engine.sequence import MAX_FAILURES
 from engine.testing import tiny_model
-from engine.text import TextStream
+from engine.text import Said
 from harness.stress_play import leftovers
 from tests.engine.cache.families import family
 
@@ -379,8 +380,8 @@ def test_after_a_step_that_raised_nothing_is_held_but_what_rows_have_said(
 
 
 def test_a_text_that_cannot_be_made_ends_its_row_alone() -> None:
-    class Broken(TextStream):
-        def push(self, token_id: int) -> str:
+    class Broken(ReplyText):
+        def push(self, token_id: int) -> Said:
             raise InjectedError("no such bytes")
 
     served, drafter = SETTINGS["batch"].open()

@@ -18,11 +18,11 @@ from engine.draft.budget import (
     Outcome,
     best_width,
 )
+from engine.reasoning import ReplyText
 from engine.request import Request
 from engine.routing import route
 from engine.sequence import Sequence
 from engine.shapes import step_width
-from engine.text import TextStream
 
 CPU = {1: 1.0, 2: 1.1, 4: 1.3, 8: 1.6, 16: 2.2}
 """docs/decisions/ngram.md"""
@@ -49,7 +49,7 @@ def cpu_costs(drafted: float = 0.0) -> StepCosts:
 def row(drafts: int = 7, max_tokens: int = 10_000) -> Sequence:
     config = EngineConfig(num_draft_tokens=drafts, draft_budgets="fixed")
     request = Request(prompt_ids=(1,), max_tokens=max_tokens)
-    return Sequence(request, route(config, request), 0, TextStream(lambda _: b"", ()))
+    return Sequence(request, route(config, request), 0, ReplyText(lambda _: b"", ()))
 
 
 def step(budgets: DraftBudgets, sequence: Sequence, accepts: bool) -> int:

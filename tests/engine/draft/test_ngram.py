@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.draft.ngram import DRAFTS_BY_MATCH, MAX_MATCH, NgramDrafter
 from engine.draft.source import DraftRequest
+from engine.reasoning import ReplyText
 from engine.request import Request
 from engine.routing import route
 from engine.sequence import Sequence
-from engine.text import TextStream
 
 
 def row(ids: list[int]) -> Sequence:
     """A sequence with a prompt."""
     request = Request(prompt_ids=tuple(ids), request_id="r")
-    return Sequence(request, route(EngineConfig(), request), 0, TextStream(lambda _: b"", ()))
+    return Sequence(request, route(EngineConfig(), request), 0, ReplyText(lambda _: b"", ()))
 
 
 def longest_match(ids: list[int]) -> tuple[int, int]:

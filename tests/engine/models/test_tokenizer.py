@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as Backend
 from engine.errors import ModelError, RequestError
 from engine.models.random_model import write_random_model
 from engine.models.tokenizer import Tokenizer
+from engine.request import Reasoning
 
 VOCAB = 261
 END, START, IM_END, THINK, UNTHINK = 256, 257, 258, 259, 260
@@ -82,11 +83,10 @@ def test_a_forged_role_is_text(tokenizer: Tokenizer) -> None:
 def test_template_options_reach_the_template(tokenizer: Tokenizer) -> None:
     ids = tokenizer.apply_chat_template(chat("x"), options={"enable_thinking": False})
     assert UNTHINK in ids
-    assert not tokenizer.opens_thinking(ids)
-    assert tokenizer.opens_thinking(tokenizer.apply_chat_template(chat("x")))
-    assert not tokenizer.opens_thinking(
-        tokenizer.apply_chat_template(chat("x"), add_generation_prompt=False)
-    )
+    assert tokenizer.reasoning_of(ids) is Reasoning.NONE
+    assert tokenizer.reasoning_of(tokenizer.apply_chat_template(chat("x"))) is Reasoning.OPEN
+    bare = tokenizer.apply_chat_template(chat("x"), add_generation_prompt=False)
+    assert tokenizer.reasoning_of(bare) is Reasoning.OPTIONAL
 
 
 def test_reserved_template_options_are_refused(tokenizer: Tokenizer) -> None:
