@@ -21,20 +21,26 @@ from starlette.types import Receive, Scope, Send
 
 from engine.errors import ContextLengthError, FmError, SchemaError
 from engine.server.body import read_body
-from engine.server.fields import Endpoint
 from engine.server.forms import Letterhead
 from engine.server.gate import Gate
 from engine.server.metrics import Metrics
 from engine.server.problem import HttpError, problem_of
-from engine.server.protocol import Call, read_call
+from engine.server.protocol import PROMPTS, Call, read_call
 from engine.server.replies import Reply
 from engine.server.settings import ServerConfig
 from engine.server.snapshot import snapshot
 from engine.server.sse import send_events, while_connected
+from engine.server.standing import Endpoint
 from engine.server.token_texts import TokenTexts
 from engine.server.worker import EngineWorker, Job, State
 
 LOGGER = logging.getLogger("fm.server")
+
+PATHS = {
+    Endpoint.CHAT: "/v1/chat/completions",
+    Endpoint.COMPLETIONS: "/v1/completions",
+    Endpoint.RESPONSES: "/v1/responses",
+}
 
 CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -162,12 +168,6 @@ class Answer(Response):
 def build_app(server: Server) -> Starlette:
     """Return the ASGI application."""
 
-    async def chat(request: Request) -> Response:
-        return await server.serve(Endpoint.CHAT, request)
-
-    async def completions(request: Request) -> Response:
-        return await server.serve(Endpoint.COMPLETIONS, request)
-
     async def models(_request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [_model(server)]})
 
@@ -190,8 +190,8 @@ def build_app(server: Server) -> Starlette:
         return Response(await server.metrics_text(), media_type=server.metrics.content_type)
 
     routes = [
-        Route("/v1/chat/completions", chat, methods=["POST"]),
-        Route("/v1/completions", completions, methods=["POST"]),
+        *(_answering(server, endpoint) for endpoint in PATHS),
+        Route("/v1/responses/{name:path}", _no_response, methods=["GET", "DELETE", "POST"]),
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
         Route("/health", health),
@@ -211,6 +211,13 @@ def build_app(server: Server) -> Starlette:
     return Starlette(routes=routes, middleware=[gate], exception_handlers=handlers)
 
 
+def _answering(server: Server, endpoint: Endpoint) -> Route:
+    async def answer(request: Request) -> Response:
+        return await server.serve(endpoint, request)
+
+    return Route(PATHS[endpoint], answer, methods=["POST"])
+
+
 def _measuring_routes(config: ServerConfig) -> list[Route]:
     async def reset_peak(_request: Request) -> Response:
         mx.reset_peak_memory()
@@ -219,6 +226,11 @@ def _measuring_routes(config: ServerConfig) -> list[Route]:
     if not config.allow_overrides:
         return []
     return [Route("/stats/reset-peak", reset_peak, methods=["POST"])]
+
+
+async def _no_response(_request: Request) -> Response:
+    message = "no response is kept; send the whole conversation as input"
+    raise HttpError(404, message, param="response_id", code="not_found")
 
 
 def _answer_plainly(_request: Request, error: Exception) -> Response:
@@ -252,5 +264,5 @@ def _param_of(error: FmError, call: Call) -> str | None:
     if isinstance(error, SchemaError):
         return call.constraint_field
     if isinstance(error, ContextLengthError):
-        return "messages" if call.endpoint is Endpoint.CHAT else "prompt"
+        return PROMPTS[call.endpoint]
     return None

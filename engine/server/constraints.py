@@ -35,6 +35,14 @@ def response_format(value: Any) -> Constraint | None:
     )
 
 
+def text_format(value: Any) -> Constraint | None:
+    """Take the `text` of a response: a response_format, but that the schema lies flat in it."""
+    given = members(value, ("format", "verbosity"))
+    if given.get("verbosity", "medium") != "medium":
+        raise FieldError("must be medium or left out; the prompt decides", ".verbosity")
+    return below(".format", _flat_format, given["format"]) if "format" in given else None
+
+
 def structured_outputs(value: Any) -> Constraint | None:
     """Take an object with one of json, json_object, regex, choice and grammar."""
     given = members(value, (*SPELLINGS, "json_object"))
@@ -62,6 +70,16 @@ def constraint_of(name: str, value: Any) -> Constraint:
     return Constraint(kind=KINDS[name], value=value)
 
 
+def _flat_format(value: Any) -> Constraint | None:
+    given = members(value, ("type", *SCHEMA_MEMBERS))
+    kind = below(".type", one_of(*FORMATS), given.pop("type", None))
+    if kind == "json_schema":
+        return Constraint(kind=ConstraintKind.JSON_SCHEMA, value=_named_schema(given))
+    for name in given:
+        raise FieldError(f"goes with type json_schema, not {kind}", f".{name}")
+    return response_format({"type": kind})
+
+
 def _schema(value: Any) -> Any:
     """Take a JSON Schema, or the JSON text of one."""
     if isinstance(value, str):
@@ -75,7 +93,7 @@ def _schema(value: Any) -> Any:
 
 
 def _named_schema(value: Any) -> Any:
-    given = members(value, ("name", "description", "schema", "strict"))
+    given = members(value, SCHEMA_MEMBERS)
     if "schema" not in given:
         raise FieldError("is missing", ".schema")
     for name, reader in NOTES.items():
@@ -99,6 +117,8 @@ NOTES: Mapping[str, Reader] = {
     "strict": boolean,
 }
 """What stands beside a schema and changes nothing."""
+
+SCHEMA_MEMBERS = ("schema", *NOTES)
 
 SPELLINGS: Mapping[str, Reader] = {
     "json": _schema,

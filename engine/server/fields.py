@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from typing import Any
 
 from engine.errors import RequestError
 from engine.request import MAX_TOP_LOGPROBS, Request, SamplingParams
-from engine.server.constraints import guided, response_format, structured_outputs
+from engine.server.constraints import guided, response_format, structured_outputs, text_format
 from engine.server.messages import messages
 from engine.server.overrides import overrides
 from engine.server.problem import refusal
@@ -31,6 +29,17 @@ from engine.server.readers import (
     text,
     whole,
 )
+from engine.server.response_fields import NOTED_RESPONSES, REFUSED_RESPONSES, enforced_responses
+from engine.server.standing import (
+    ALL,
+    CHAT,
+    COMPLETIONS,
+    RESPONSES,
+    TALKS,
+    Endpoint,
+    Field,
+    Standing,
+)
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 16
@@ -41,45 +50,6 @@ MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_OPTIONS = 32
 MAX_NOTE = 65_536
-
-
-class Standing(StrEnum):
-    """What the server does with a field."""
-
-    ENFORCED = "enforced"
-    REFUSED = "refused"
-    HARMLESS = "harmless"
-
-
-class Endpoint(StrEnum):
-    """Where a body may be sent."""
-
-    CHAT = "chat"
-    COMPLETIONS = "completions"
-
-
-BOTH = frozenset(Endpoint)
-CHAT = frozenset({Endpoint.CHAT})
-COMPLETIONS = frozenset({Endpoint.COMPLETIONS})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
-    """One field.
-
-    Args:
-        read: checks a value, of an enforced field, and returns what it is taken as.
-        help: what the field does, or why it is refused.
-        asks_nothing: values of a refused field that ask for nothing, and are let pass.
-    """
-
-    name: str
-    standing: Standing
-    help: str
-    read: Reader | None = None
-    where: frozenset[Endpoint] = BOTH
-    is_required: bool = False
-    asks_nothing: tuple[Any, ...] = ()
 
 
 def _stops(value: Any) -> tuple[str, ...]:
@@ -167,21 +137,22 @@ SAMPLED = {
 
 CONSTRAINTS = {
     "response_format": (response_format, CHAT, "text, json_object, json_schema: whole or 400"),
+    "text": (text_format, RESPONSES, "format: text, json_object, json_schema: whole or 400"),
     "structured_outputs": (
         structured_outputs,
-        BOTH,
+        ALL,
         "one of json, json_object, regex, choice, grammar",
     ),
-    "guided_json": (guided("json"), BOTH, "a JSON Schema, or its text"),
-    "guided_regex": (guided("regex"), BOTH, "a regular expression for the whole reply"),
-    "guided_choice": (guided("choice"), BOTH, "the reply is one of these texts"),
-    "guided_grammar": (guided("grammar"), BOTH, "a Lark grammar (llguidance's dialect)"),
+    "guided_json": (guided("json"), ALL, "a JSON Schema, or its text"),
+    "guided_regex": (guided("regex"), ALL, "a regular expression for the whole reply"),
+    "guided_choice": (guided("choice"), ALL, "the reply is one of these texts"),
+    "guided_grammar": (guided("grammar"), ALL, "a Lark grammar (llguidance's dialect)"),
 }
 """Fields that may hold the constraint of a reply; at most one may."""
 
 LATER: dict[str, tuple[frozenset[Endpoint], tuple[Any, ...], str]] = {
-    "tools": (CHAT, ([],), "tool calls are not served yet"),
-    "tool_choice": (CHAT, ("none", "auto"), "tool calls are not served yet"),
+    "tools": (TALKS, ([],), "tool calls are not served yet"),
+    "tool_choice": (TALKS, ("none", "auto"), "tool calls are not served yet"),
     "functions": (CHAT, ([],), "tool calls are not served yet"),
     "function_call": (CHAT, ("none", "auto"), "tool calls are not served yet"),
     "reasoning_effort": (CHAT, (), "reasoning is not set apart yet; see chat_template_kwargs"),
@@ -191,21 +162,21 @@ LATER: dict[str, tuple[frozenset[Endpoint], tuple[Any, ...], str]] = {
     "prediction": (CHAT, (), "drafts are the server's own"),
     "web_search_options": (CHAT, (), "there is no search"),
     "verbosity": (CHAT, ("medium",), "the prompt decides"),
-    "store": (BOTH, (False,), "nothing is kept"),
+    "store": (ALL, (False,), "nothing is kept"),
     "echo": (COMPLETIONS, (False,), "prompts are not sent back"),
     "suffix": (COMPLETIONS, ("",), "text is only continued"),
     "best_of": (COMPLETIONS, (1,), "every choice is sent"),
-    "guided_decoding_backend": (BOTH, (), "there is one"),
-    "guided_whitespace_pattern": (BOTH, (), "constrained JSON is compact"),
-    "use_beam_search": (BOTH, (False,), "tokens are drawn"),
-    "add_generation_prompt": (CHAT, (True,), "a reply always begins a turn"),
-    "continue_final_message": (CHAT, (False,), "a reply always begins a turn"),
+    "guided_decoding_backend": (ALL, (), "there is one"),
+    "guided_whitespace_pattern": (ALL, (), "constrained JSON is compact"),
+    "use_beam_search": (ALL, (False,), "tokens are drawn"),
+    "add_generation_prompt": (TALKS, (True,), "a reply always begins a turn"),
+    "continue_final_message": (TALKS, (False,), "a reply always begins a turn"),
 }
 """Refused fields -> where they belong, what they may hold all the same, and why."""
 
 NOTED = {
     "user": "who asks; not kept",
-    "metadata": "not kept",
+    "metadata": "not kept; a response holds it",
     "service_tier": "there is one",
     "parallel_tool_calls": "there are no tool calls yet",
     "prompt_cache_key": "prompts share a cache by content; cache_salt keeps them apart",
@@ -232,16 +203,23 @@ def _enforced() -> Iterable[Field]:
         is_required=True,
         help=f"a text, token ids, or up to {MAX_PROMPTS} of either",
     )
-    yield field(name="stream", read=boolean, help="server-sent events, ended by [DONE]")
+    yield from enforced_responses()
+    yield field(
+        name="stream",
+        read=boolean,
+        help="server-sent events, ended by [DONE] where they have no names",
+    )
     yield field(
         name="stream_options",
         read=_include_usage,
+        where=CHAT | COMPLETIONS,
         help="include_usage: a last chunk with usage; only with stream",
     )
     limit = setting_of(Request, "max_tokens")
     yield field(
         name="max_tokens",
         read=limit,
+        where=CHAT | COMPLETIONS,
         help="cut to what the context leaves; unset: 16 for a completion, --default-max-tokens "
         "for a chat",
     )
@@ -251,7 +229,12 @@ def _enforced() -> Iterable[Field]:
         where=CHAT,
         help="the newer name of max_tokens; both must agree",
     )
-    yield field(name="n", read=whole(1, MAX_CHOICES), help=f"choices, at most {MAX_CHOICES}")
+    yield field(
+        name="n",
+        read=whole(1, MAX_CHOICES),
+        where=CHAT | COMPLETIONS,
+        help=f"choices, at most {MAX_CHOICES}",
+    )
     yield field(
         name="stop", read=_stops, help=f"a text or up to {MAX_STOPS}, none empty; never sent"
     )
@@ -281,7 +264,7 @@ def _enforced() -> Iterable[Field]:
     yield field(
         name="chat_template_kwargs",
         read=_options,
-        where=CHAT,
+        where=TALKS,
         help="variables of the chat template, such as enable_thinking",
     )
     yield field(name="ignore_eos", read=boolean, help="go on behind end tokens")
@@ -299,18 +282,23 @@ def _enforced() -> Iterable[Field]:
     yield field(
         name="return_token_ids",
         read=boolean,
-        help="adds token_ids to choices and prompt_token_ids to the reply",
+        help="adds token_ids to choices (or the response and its deltas) and prompt_token_ids to "
+        "the reply",
     )
 
 
 def _all() -> Iterable[Field]:
     yield from _enforced()
+    refused = partial(Field, standing=Standing.REFUSED)
     for name, (where, passes, help) in LATER.items():
-        yield Field(
-            name=name, standing=Standing.REFUSED, where=where, asks_nothing=passes, help=help
-        )
+        yield refused(name=name, where=where, asks_nothing=passes, help=help)
+    for name, (passes, help) in REFUSED_RESPONSES.items():
+        yield refused(name=name, where=RESPONSES, asks_nothing=passes, help=help)
+    noted = partial(Field, standing=Standing.HARMLESS)
     for name, help in NOTED.items():
-        yield Field(name=name, standing=Standing.HARMLESS, help=help)
+        yield noted(name=name, help=help)
+    for name, help in NOTED_RESPONSES.items():
+        yield noted(name=name, where=RESPONSES, help=help)
 
 
 FIELDS: tuple[Field, ...] = tuple(_all())
@@ -352,7 +340,7 @@ def field_table() -> str:
     """Return the fields as a Markdown table."""
     lines = ["| field | endpoints | is | what it does |", "| --- | --- | --- | --- |"]
     for field in FIELDS:
-        where = "both" if field.where == BOTH else ", ".join(sorted(field.where))
+        where = "all" if field.where == ALL else ", ".join(sorted(field.where))
         passes = " or ".join(f"`{json.dumps(value)}`" for value in field.asks_nothing)
         help = field.help + (f" (let pass: {passes})" if passes else "")
         lines.append(f"| `{field.name}` | {where} | {field.standing} | {help} |")

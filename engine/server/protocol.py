@@ -13,17 +13,31 @@ from engine.models.tokenizer import RESERVED_OPTIONS
 from engine.request import Reasoning, Request, SamplingParams
 from engine.server.body import parse_document
 from engine.server.constraints import only_one
-from engine.server.fields import CONSTRAINTS, Endpoint, read_fields
+from engine.server.fields import CONSTRAINTS, read_fields
 from engine.server.overrides import check_overrides
 from engine.server.problem import HttpError, problem_of, refusal
 from engine.server.readers import shown
+from engine.server.response_fields import LOGPROBS
+from engine.server.response_input import with_instructions
 from engine.server.settings import ServerConfig
+from engine.server.standing import Endpoint
 
 COMPLETION_TOKENS = 16
 """OpenAI's default for a completion; a chat's is a setting of the server."""
 
 DEFAULT_TEMPERATURE = 1.0
 """OpenAI's default; the engine's own is 0."""
+
+
+PROMPTS: Mapping[Endpoint, str] = {
+    Endpoint.CHAT: "messages",
+    Endpoint.COMPLETIONS: "prompt",
+    Endpoint.RESPONSES: "input",
+}
+"""Endpoint -> the field that holds what is answered."""
+
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""The names of the most tokens to emit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +48,8 @@ class Call:
         requests: one for each prompt; each is answered `num_choices` times.
         top_logprobs: alternatives to show beside each token, None where no logprobs are wanted.
         constraint_field: the field that holds the constraint, to name when it cannot be compiled.
+        asked: the body's fields as they were sent, but for its prompt; for replies that repeat
+            them.
     """
 
     endpoint: Endpoint
@@ -44,6 +60,7 @@ class Call:
     return_token_ids: bool
     top_logprobs: int | None
     constraint_field: str | None
+    asked: Mapping[str, Any]
 
     @property
     def num_rows(self) -> int:
@@ -63,7 +80,8 @@ def read_call(
         HttpError: it cannot be served.
     """
     model = engine.model
-    values = read_fields(endpoint, parse_document(body))
+    document = parse_document(body)
+    values = read_fields(endpoint, document)
     if values["model"] != name:
         raise HttpError(
             404,
@@ -106,7 +124,12 @@ def read_call(
         return_token_ids=values.get("return_token_ids", False),
         top_logprobs=top_logprobs,
         constraint_field=None if constraint is None else constraint[0],
+        asked=_asked(document, PROMPTS[endpoint]),
     )
+
+
+def _asked(document: Mapping[str, Any], prompt: str) -> dict[str, Any]:
+    return {key: item for key, item in document.items() if key != prompt and item is not None}
 
 
 def _check_ids(values: Mapping[str, Any], model: LoadedModel) -> None:
@@ -130,15 +153,17 @@ def _top_logprobs(endpoint: Endpoint, values: Mapping[str, Any]) -> int | None:
     if endpoint is Endpoint.COMPLETIONS:
         top: int | None = values.get("logprobs")
         return top
-    if values.get("logprobs"):
+    is_response = endpoint is Endpoint.RESPONSES
+    if LOGPROBS in values.get("include", ()) if is_response else values.get("logprobs"):
         return int(values.get("top_logprobs", 0))
     if values.get("top_logprobs"):
-        raise refusal("top_logprobs goes with logprobs", "top_logprobs")
+        needed = f"include {LOGPROBS}" if is_response else "logprobs"
+        raise refusal(f"top_logprobs goes with {needed}", "top_logprobs")
     return None
 
 
 def _max_tokens(endpoint: Endpoint, values: Mapping[str, Any], default: int) -> int:
-    given = {values[name] for name in ("max_tokens", "max_completion_tokens") if name in values}
+    given = {values[name] for name in LIMITS if name in values}
     if len(given) > 1:
         raise refusal(
             "max_tokens and max_completion_tokens differ; send one of them",
@@ -151,8 +176,8 @@ def _max_tokens(endpoint: Endpoint, values: Mapping[str, Any], default: int) -> 
 def _prompts(
     endpoint: Endpoint, values: Mapping[str, Any], model: LoadedModel, *, is_constrained: bool
 ) -> list[tuple[int, ...]]:
-    if endpoint is Endpoint.CHAT:
-        return [_chat_prompt(values, model, is_constrained)]
+    if endpoint is not Endpoint.COMPLETIONS:
+        return [_chat_prompt(endpoint, values, model, is_constrained)]
     return [
         tuple(model.tokenizer.encode(prompt, add_special_tokens=True))
         if isinstance(prompt, str)
@@ -162,7 +187,7 @@ def _prompts(
 
 
 def _chat_prompt(
-    values: Mapping[str, Any], model: LoadedModel, is_constrained: bool
+    endpoint: Endpoint, values: Mapping[str, Any], model: LoadedModel, is_constrained: bool
 ) -> tuple[int, ...]:
     """Render a chat; a constrained reply begins at once, so no reasoning comes before it."""
     tokenizer = model.tokenizer
@@ -172,10 +197,13 @@ def _chat_prompt(
     for name in options:
         if name in RESERVED_OPTIONS:
             raise refusal(f"{name} is no variable of the template", f"chat_template_kwargs.{name}")
+    messages = values[PROMPTS[endpoint]]
+    if "instructions" in values:
+        messages = with_instructions(values["instructions"], messages)
     try:
-        ids = tuple(tokenizer.apply_chat_template(values["messages"], options=options))
+        ids = tuple(tokenizer.apply_chat_template(messages, options=options))
     except RequestError as error:
-        raise problem_of(error, "messages") from None
+        raise problem_of(error, PROMPTS[endpoint]) from None
     if is_constrained and tokenizer.reasoning_of(ids) is Reasoning.OPEN:
         raise refusal(
             "a constrained reply cannot follow on reasoning yet; leave enable_thinking out, or the "

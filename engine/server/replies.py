@@ -9,16 +9,18 @@ from typing import Any
 
 from engine.request import Completion, FinishReason, TokenEvent
 from engine.server.chunks import chat_form, completion_form
-from engine.server.fields import Endpoint
 from engine.server.forms import Form, Letterhead, Piece
 from engine.server.problem import HttpError
 from engine.server.protocol import Call
+from engine.server.response_form import ResponseForm
+from engine.server.standing import Endpoint
 from engine.server.token_texts import Json
 from engine.server.worker import Job, Told
 
 FORMS: Mapping[Endpoint, Callable[[Letterhead], Form]] = {
     Endpoint.CHAT: chat_form,
     Endpoint.COMPLETIONS: completion_form,
+    Endpoint.RESPONSES: ResponseForm,
 }
 
 

@@ -46,6 +46,18 @@ def usage_of(completions: Sequence[Completion], num_choices: int) -> dict[str, A
     }
 
 
+def response_usage_of(record: Completion) -> dict[str, Any]:
+    """Return the usage of a response: the same, in the words of /v1/responses."""
+    usage = usage_of([record], 1)
+    return {
+        "input_tokens": usage.pop("prompt_tokens"),
+        "input_tokens_details": usage.pop("prompt_tokens_details"),
+        "output_tokens": usage.pop("completion_tokens"),
+        "output_tokens_details": {"reasoning_tokens": 0},
+        **usage,
+    }
+
+
 def _added(counts: Iterable[Sequence[int]]) -> list[int]:
     return [sum(column) for column in zip_longest(*counts, fillvalue=0)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from engine.testing import tiny_model
 MODEL = "tiny"
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
 LANES = EngineConfig(max_rows=4, num_draft_tokens=3, spec_batching="batched", draft_budgets="fixed")
 WAIT_S = 60.0
 
@@ -43,6 +45,9 @@ class Live:
         body = {"model": MODEL, "prompt": prompt, "temperature": 0, "max_tokens": 8, **fields}
         return self.client.post(COMPLETIONS, json=body)
 
+    def respond(self, content: Any = "hi", **fields: Any) -> httpx2.Response:
+        return self.client.post(RESPONSES, json=response_body(content, **fields))
+
     def wait_until_idle(self) -> None:
         wait_for(lambda: self.worker.num_rows == 0 and not engine_of(self).has_work)
 
@@ -50,6 +55,10 @@ class Live:
 def chat_body(content: str = "hi", **fields: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": content}]
     return {"model": MODEL, "messages": messages, "temperature": 0, "max_tokens": 8, **fields}
+
+
+def response_body(content: Any = "hi", **fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "input": content, "temperature": 0, "max_output_tokens": 8, **fields}
 
 
 def engine_of(live: Live) -> Engine:
@@ -106,3 +115,16 @@ def events_of(text: str) -> list[str]:
     assert blocks[-1] == "", "the stream ends inside an event"
     assert all(block.startswith("data: ") and "\n" not in block for block in blocks[:-1])
     return [block.removeprefix("data: ") for block in blocks[:-1]]
+
+
+def named_events_of(text: str) -> list[dict[str, Any]]:
+    """The documents of a stream's named events; each is named by its own type."""
+    blocks = text.split("\n\n")
+    assert blocks[-1] == "", "the stream ends inside an event"
+    found = []
+    for block in blocks[:-1]:
+        name, data = block.split("\n")
+        document: dict[str, Any] = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {document['type']}"
+        found.append(document)
+    return found

@@ -25,12 +25,14 @@ from tests.engine.server.live import (
     chat_body,
     engine_of,
     events_of,
+    named_events_of,
     serving,
     tiny_engine,
     wait_for,
 )
 
 LONG: dict[str, Any] = {"max_tokens": 4000, "ignore_eos": True}
+LONG_RESPONSE: dict[str, Any] = {"max_output_tokens": 4000, "ignore_eos": True}
 
 
 def engine_with(drafter: ScriptedDrafter) -> Engine:
@@ -77,6 +79,23 @@ def test_an_error_in_mid_stream_is_an_event_and_then_the_end() -> None:
         assert live.client.get("/health").status_code == 200
         trap.is_set = False
         assert live.chat().status_code == 200
+
+
+def test_an_error_in_the_midst_of_a_response_fails_it_and_is_the_last_event() -> None:
+    with trapped(Trap(RuntimeError("broken"))) as live:
+        events = named_events_of(live.respond(stream=True, **LONG_RESPONSE).text)
+        *_, failed, last = events
+        assert failed["type"] == "response.failed"
+        assert failed["response"]["status"] == "failed"
+        assert failed["response"]["error"]["code"] == "server_error"
+        assert failed["response"]["usage"] is None
+        (item,) = failed["response"]["output"]
+        deltas = [found["delta"] for found in events if found["type"].endswith("text.delta")]
+        assert (item["status"], item["content"][0]["text"]) == ("incomplete", "".join(deltas))
+        assert (last["type"], last["code"]) == ("error", "row_failed")
+        assert last["error"]["message"] == last["message"]
+        assert [found["sequence_number"] for found in events] == list(range(len(events)))
+        assert live.respond(**LONG_RESPONSE).status_code == 503
 
 
 def test_a_dead_engine_thread_is_told_by_health_and_to_whoever_waits() -> None:

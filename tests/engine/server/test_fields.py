@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.server.fields import FIELDS, Standing, field_table
+from engine.server.fields import FIELDS, field_table
+from engine.server.standing import Standing
 
 PAGE = Path(__file__).parents[3] / "docs" / "serving.md"
 

@@ -10,8 +10,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.server.fields import BY_ENDPOINT, Endpoint, Standing
-from tests.engine.server.live import CHAT, COMPLETIONS, MODEL, Live, chat_body, serving
+from engine.server.fields import BY_ENDPOINT
+from engine.server.standing import Endpoint, Standing
+from tests.engine.server.live import (
+    CHAT,
+    COMPLETIONS,
+    MODEL,
+    RESPONSES,
+    Live,
+    chat_body,
+    serving,
+)
 
 JSON = {"content-type": "application/json"}
 GOOD = json.dumps(chat_body(max_tokens=2))
@@ -47,7 +56,7 @@ BODIES: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
 def test_a_broken_body_is_a_400_in_the_form_of_an_error(live: Live, path: str, name: str) -> None:
     answer = live.client.post(path, content=BODIES[name], headers=JSON)
     assert answer.status_code == 400, answer.text
@@ -79,7 +88,11 @@ def test_only_plain_json_is_read(live: Live, headers: dict[str, str], status: in
         ("GET", CHAT, 405),
         ("OPTIONS", CHAT, 405),
         ("POST", "/v1/nope", 404),
-        ("POST", "/v1/responses", 404),
+        ("GET", RESPONSES, 405),
+        ("GET", f"{RESPONSES}/resp_1", 404),
+        ("DELETE", f"{RESPONSES}/resp_1", 404),
+        ("POST", f"{RESPONSES}/resp_1/cancel", 404),
+        ("GET", f"{RESPONSES}/resp_1/input_items", 404),
         ("GET", "/v1/models/other", 404),
         ("GET", "/", 404),
     ],
@@ -258,6 +271,11 @@ VALUES = st.recursive(
     ),
     max_leaves=8,
 )
+BASES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": chat_body()["messages"], "max_tokens": 2},
+    COMPLETIONS: {"prompt": "x", "max_tokens": 2},
+    RESPONSES: {"input": "x", "max_output_tokens": 2},
+}
 NAMES = sorted({name for known in BY_ENDPOINT.values() for name in known})
 
 
@@ -265,15 +283,13 @@ NAMES = sorted({name for known in BY_ENDPOINT.values() for name in known})
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
-    path=st.sampled_from([CHAT, COMPLETIONS]),
+    path=st.sampled_from(sorted(BASES)),
     fields=st.dictionaries(st.sampled_from(NAMES), VALUES, min_size=1, max_size=3),
 )
 def test_no_value_of_any_field_is_an_error_of_the_server(
     live: Live, path: str, fields: dict[str, Any]
 ) -> None:
-    base = {"model": MODEL, "max_tokens": 2}
-    base |= {"prompt": "x"} if path == COMPLETIONS else {"messages": chat_body()["messages"]}
-    answer = live.client.post(path, json={**base, **fields})
+    answer = live.client.post(path, json={"model": MODEL, **BASES[path], **fields})
     assert answer.status_code < 500, answer.text
 
 
@@ -298,9 +314,13 @@ REFUSED = [
 def test_a_refused_field_is_named_unless_it_asks_for_nothing(
     live: Live, endpoint: Endpoint, name: str
 ) -> None:
-    send = live.chat if endpoint is Endpoint.CHAT else live.complete
+    send = {
+        Endpoint.CHAT: live.chat,
+        Endpoint.COMPLETIONS: live.complete,
+        Endpoint.RESPONSES: live.respond,
+    }[endpoint]
     answer = send(**{name: {"some": "thing"}})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == name
     for value in BY_ENDPOINT[endpoint][name].asks_nothing:
-        assert send(**{name: value}, max_tokens=2).status_code == 200
+        assert send(**{name: value}).status_code == 200
