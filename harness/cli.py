@@ -228,9 +228,11 @@ def serve(context: click.Context, model: str) -> int:
     settings = {"api_key": os.environ.get("FM_API_KEY") or None}
     server = ServerConfig(**settings | chosen_settings(context, ServerConfig))
     from engine.backend import require_backend
+    from engine.server.model_ids import check_ids
     from harness.opening import engine_config, open_engine, served_name
 
     config, name = engine_config(chosen_settings(context, EngineConfig)), served_name(model)
+    check_ids(name, config)
     require_backend()
     from engine.server import listen
 

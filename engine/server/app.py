@@ -19,11 +19,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from engine.config import EngineConfig
 from engine.errors import ContextLengthError, FmError, SchemaError
 from engine.server.body import read_body
 from engine.server.forms import Letterhead
 from engine.server.gate import Gate
 from engine.server.metrics import Metrics
+from engine.server.model_ids import adapter_of, ids_of
 from engine.server.problem import HttpError, problem_of
 from engine.server.protocol import PROMPTS, Call, read_call
 from engine.server.replies import Reply
@@ -86,6 +88,29 @@ class Server:
         finally:
             self._num_reading -= 1
 
+    @property
+    def engine_config(self) -> EngineConfig | None:
+        """The engine's settings, None before it is open."""
+        engine = self.worker.opened
+        return None if engine is None else engine.config
+
+    def models(self) -> list[dict[str, Any]]:
+        """Describe the model and its adapters, and whether they are ready."""
+        engine = self.worker.opened
+        known = {} if engine is None else {"context_length": _context(engine.model.config)}
+        return [
+            {
+                "id": name,
+                "object": "model",
+                "created": self.started,
+                "owned_by": "fm",
+                "parent": None if name == self.name else self.name,
+                "state": str(self.worker.state),
+                **known,
+            }
+            for name in ids_of(self.name, self.engine_config)
+        ]
+
     async def stats(self) -> dict[str, Any]:
         """Return what /stats tells."""
         return await self._in_thread(self._readers, snapshot, self.name, self.worker)
@@ -116,7 +141,7 @@ class Server:
         letterhead = Letterhead(
             call=call,
             name=job.name,
-            model=self.name,
+            model=call.model,
             fingerprint=f"fm-{model.digest[:12] or 'unknown'}",
             tokens=TokenTexts(model.tokenizer, call.top_logprobs or 0),
             created=int(time.time()),
@@ -169,14 +194,12 @@ def build_app(server: Server) -> Starlette:
     """Return the ASGI application."""
 
     async def models(_request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [_model(server)]})
+        return JSONResponse({"object": "list", "data": server.models()})
 
     async def model(request: Request) -> Response:
         wanted = request.path_params["name"]
-        if wanted != server.name:
-            message = f"the model {wanted[:60]!r} is not served here"
-            raise HttpError(404, message, param="model", code="model_not_found")
-        return JSONResponse(_model(server))
+        adapter_of(wanted, server.name, server.engine_config)
+        return JSONResponse(next(item for item in server.models() if item["id"] == wanted))
 
     async def health(_request: Request) -> Response:
         state = server.worker.state
@@ -239,20 +262,6 @@ def _answer_plainly(_request: Request, error: Exception) -> Response:
     code = CODES.get(error.status_code)
     problem = HttpError(error.status_code, error.detail, code=code)
     return JSONResponse(problem.document, problem.status, headers=error.headers)
-
-
-def _model(server: Server) -> dict[str, Any]:
-    """Describe the model and whether it is ready."""
-    engine = server.worker.opened
-    known = {} if engine is None else {"context_length": _context(engine.model.config)}
-    return {
-        "id": server.name,
-        "object": "model",
-        "created": server.started,
-        "owned_by": "fm",
-        "state": str(server.worker.state),
-        **known,
-    }
 
 
 def _context(config: dict[str, Any]) -> int | None:

@@ -14,8 +14,9 @@ from engine.request import Reasoning, Request, SamplingParams
 from engine.server.body import parse_document
 from engine.server.constraints import only_one
 from engine.server.fields import CONSTRAINTS, read_fields
+from engine.server.model_ids import adapter_of
 from engine.server.overrides import check_overrides
-from engine.server.problem import HttpError, problem_of, refusal
+from engine.server.problem import problem_of, refusal
 from engine.server.readers import shown
 from engine.server.response_fields import LOGPROBS
 from engine.server.response_input import with_instructions
@@ -45,6 +46,7 @@ class Call:
     """One HTTP request, checked.
 
     Args:
+        model: an id of `/v1/models`.
         requests: one for each prompt; each is answered `num_choices` times.
         top_logprobs: alternatives to show beside each token, None where no logprobs are wanted.
         constraint_field: the field that holds the constraint, to name when it cannot be compiled.
@@ -53,6 +55,7 @@ class Call:
     """
 
     endpoint: Endpoint
+    model: str
     requests: tuple[Request, ...]
     num_choices: int
     is_stream: bool
@@ -82,13 +85,7 @@ def read_call(
     model = engine.model
     document = parse_document(body)
     values = read_fields(endpoint, document)
-    if values["model"] != name:
-        raise HttpError(
-            404,
-            f"the model {values['model'][:60]!r} is not served here; this is {name!r}",
-            param="model",
-            code="model_not_found",
-        )
+    adapter = adapter_of(values["model"], name, engine.config)
     include_usage = values.get("stream_options")
     if include_usage is not None and not values.get("stream"):
         raise refusal("stream_options goes with stream", "stream_options")
@@ -108,6 +105,7 @@ def read_call(
                 constraint=None if constraint is None else constraint[1],
                 stop=values.get("stop", ()),
                 ignore_eos=values.get("ignore_eos", False),
+                adapter=adapter,
                 cache_salt=values.get("cache_salt", ""),
                 **values.get("fm", {}),
             )
@@ -117,6 +115,7 @@ def read_call(
         raise problem_of(error) from None
     return Call(
         endpoint=endpoint,
+        model=values["model"],
         requests=requests,
         num_choices=values.get("n", 1),
         is_stream=values.get("stream", False),
