@@ -68,6 +68,7 @@ def _close(sequence: Sequence, reason: FinishReason, said: Said) -> TokenEvent:
         finish_reason=reason,
         error=sequence.error,
         reasoning=said.reasoning,
+        reasoning_tokens=sequence.text.reasoning_tokens,
     )
 
 
@@ -124,6 +125,7 @@ def _emit(
         reason,
         logprobs=logprobs,
         reasoning=said.reasoning,
+        reasoning_tokens=sequence.text.reasoning_tokens,
     )
 
 

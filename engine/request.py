@@ -251,6 +251,8 @@ class TokenEvent:
         token_id: None on an event that only ends the row.
         text: text that became certain with this token; may be empty, may hold several characters.
         reasoning: reasoning that did, which is no part of the text.
+        reasoning_tokens: tokens of the row that are known by now to be reasoning, tags included;
+            they are its first ones.
         position: 0-based index among the row's emitted tokens.
         finish_reason: set on the last event of a row, and only there.
         error: one line, set when finish_reason is ERROR.
@@ -266,6 +268,7 @@ class TokenEvent:
     error: str | None = None
     logprobs: TokenLogprobs | None = None
     reasoning: str = ""
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

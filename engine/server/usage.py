@@ -53,7 +53,7 @@ def response_usage_of(record: Completion) -> dict[str, Any]:
         "input_tokens": usage.pop("prompt_tokens"),
         "input_tokens_details": usage.pop("prompt_tokens_details"),
         "output_tokens": usage.pop("completion_tokens"),
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": record.reasoning_tokens},
         **usage,
     }
 
