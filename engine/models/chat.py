@@ -2,7 +2,7 @@
 
 Control tokens that a person's text spells out are broken up by a mark before the template is
 rendered, so that every control token found afterwards is the template's own. The mark is a
-character that occurs nowhere in the messages, and it is taken out again before encoding.
+character that occurs nowhere in what people write, and it is taken out again before encoding.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ PRIVATE_USE = range(0xE000, 0xF900)
 
 @dataclass(frozen=True, slots=True)
 class MarkedChat:
-    """Messages and options in which control texts are broken up by `mark`; "" for no such text."""
+    """What people wrote, control texts broken up by `mark`; "" for no such text."""
 
     messages: list[dict[str, Any]]
     mark: str
     options: dict[str, Any] = field(default_factory=dict)
+    tools: list[Any] = field(default_factory=list)
 
 
 class ControlTexts:
@@ -31,7 +32,8 @@ class ControlTexts:
 
     Args:
         ids: text -> token id.
-        thinking: those of them an assistant's earlier turns may hold, for the template to read.
+        thinking: those of them the content of an assistant's earlier turns may hold, for the
+            template to read.
     """
 
     def __init__(self, ids: Mapping[str, int], thinking: Iterable[str] = ()) -> None:
@@ -40,15 +42,22 @@ class ControlTexts:
         self._in_assistant = _pattern(set(self.ids) - set(thinking))
 
     def mark(
-        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> MarkedChat:
-        """Break up the control texts in every string of `messages` and of template `options`."""
+        """Break up the control texts in every string of messages, template options and tools.
+
+        Keys inside of them are strings too: a tool's parameters have names of people's choice.
+        """
         given = dict(options or {})
-        mark = _unused_character([*messages, given])
+        mark = _unused_character([*messages, given, *tools])
         marked = [self._marked_message(message, mark) for message in messages]
-        given = _marked(given, self._anywhere, mark)
-        is_used = any(mark in text for text in _strings([*marked, given]))
-        return MarkedChat(marked, mark if is_used else "", given)
+        given = {key: _marked(value, self._anywhere, mark) for key, value in given.items()}
+        described = [_marked(tool, self._anywhere, mark) for tool in tools]
+        is_used = any(mark in text for text in _strings([*marked, given, *described]))
+        return MarkedChat(marked, mark if is_used else "", given, described)
 
     def split(self, text: str) -> Iterator[tuple[str, int | None]]:
         """Cut text at control texts; yields (plain text, None) and (control text, its id)."""
@@ -63,8 +72,11 @@ class ControlTexts:
 
     def _marked_message(self, message: Mapping[str, Any], mark: str) -> dict[str, Any]:
         is_assistant = message.get("role") == "assistant"
-        pattern = self._in_assistant if is_assistant else self._anywhere
-        return {key: _marked(value, pattern, mark) for key, value in message.items()}
+        content = self._in_assistant if is_assistant else self._anywhere
+        return {
+            key: _marked(value, content if key == "content" else self._anywhere, mark)
+            for key, value in message.items()
+        }
 
 
 def _pattern(texts: Iterable[str]) -> re.Pattern[str] | None:
@@ -80,7 +92,9 @@ def _marked(value: Any, pattern: re.Pattern[str] | None, mark: str) -> Any:
             value = pattern.sub(lambda match: match[0][0] + mark + match[0][1:], value)
         return value
     if isinstance(value, Mapping):
-        return {key: _marked(item, pattern, mark) for key, item in value.items()}
+        return {
+            _marked(key, pattern, mark): _marked(item, pattern, mark) for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return [_marked(item, pattern, mark) for item in value]
     return value
@@ -98,7 +112,8 @@ def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for item in value.values():
+        for key, item in value.items():
+            yield from _strings(key)
             yield from _strings(item)
     elif isinstance(value, list | tuple):
         for item in value:

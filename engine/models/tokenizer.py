@@ -16,6 +16,8 @@ from tokenizers import Tokenizer as Backend
 from engine.errors import ModelError, RequestError
 from engine.models.chat import ControlTexts
 from engine.models.special_names import ControlTokens, hidden_tokens, hide_names
+from engine.models.tool_template import CallFormat, ToolTemplate, probe_template
+from engine.models.tool_wording import worded
 from engine.models.vocabulary import token_table
 from engine.reasoning import ReasoningTags
 from engine.request import Reasoning
@@ -74,6 +76,7 @@ class Tokenizer:
         self._inner = self._text_encoder(json.dumps(inner)) if inner else self._first
         self._table = token_table(self._backend, settings["decoder"], self.special_ids, vocab_size)
         self._ll: LLTokenizer | None = None
+        self._tool_template: ToolTemplate | None = None
         self._lock = threading.Lock()
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
@@ -100,57 +103,55 @@ class Tokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
         options: Mapping[str, Any] | None = None,
     ) -> str:
         """Return what the chat template writes, to be read by people.
 
         Encoding it again could turn a person's text into control tokens; for ids use
-        apply_chat_template.
+        apply_chat_template. What the template does not write of tools, calls and results is put
+        into the messages (tool_wording.py).
 
         Args:
+            tools: what the model may call, {"type": "function", "function": {...}}.
             options: further variables for the template, such as {"enable_thinking": False}.
 
         Raises:
             ModelError: the model has no chat template.
             RequestError: the template refuses the messages.
         """
-        if not self._wrapper.has_chat_template:
-            raise ModelError("the model has no chat template; send a plain prompt instead")
-        extra = dict(options or {})
-        if taken := [key for key in RESERVED_OPTIONS if key in extra]:
-            raise RequestError(f"template option {taken[0]!r} is reserved; remove it")
-        try:
-            text = self._wrapper.apply_chat_template(
-                [dict(message) for message in messages],
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                **extra,
-            )
-        except (TemplateError, TypeError, KeyError, ValueError) as error:
-            raise RequestError(f"the chat template refuses the messages: {error}") from error
-        return str(text)
+        if tools or any("tool_calls" in item or item["role"] == "tool" for item in messages):
+            conversation = worded(messages, tools, self.tool_template)
+            messages, tools = conversation.messages, conversation.tools
+        return self._rendered(messages, tools, add_generation_prompt, options or {})
 
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
         options: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the ids of a conversation; only the template itself yields control tokens.
 
         Args:
-            messages: {"role": ..., "content": ...}, and whatever else the template reads.
+            messages: {"role": ..., "content": ...}, and whatever else the template reads; the
+                arguments of a call are a JSON value.
+            tools: what the model may call, {"type": "function", "function": {...}}.
             options: further variables for the template, such as {"enable_thinking": False}.
 
         Raises:
             ModelError: the model has no chat template.
             RequestError: the template refuses the messages.
         """
-        chat = self._controls.mark(messages, options)
+        chat = self._controls.mark(messages, options, tools)
         text = self.chat_text(
-            chat.messages, add_generation_prompt=add_generation_prompt, options=chat.options
+            chat.messages,
+            tools=chat.tools,
+            add_generation_prompt=add_generation_prompt,
+            options=chat.options,
         )
         pieces = list(self._controls.split(text))
         if not chat.mark:
@@ -160,6 +161,36 @@ class Tokenizer:
             if sum(index in self.control_ids for index in ids) == written:
                 return ids
         return self._encode_pieces(pieces, chat.mark)
+
+    @property
+    def tool_template(self) -> ToolTemplate:
+        """What the chat template does with tools, found once, at first use (a few renderings).
+
+        Raises:
+            ModelError: the model has no chat template.
+        """
+        with self._lock:
+            if self._tool_template is None:
+                self._tool_template = probe_template(
+                    lambda messages, tools: self._rendered(messages, tools, True, {})
+                )
+            return self._tool_template
+
+    @property
+    def call_format(self) -> CallFormat:
+        """How the model writes calls.
+
+        Raises:
+            ModelError: the model has no chat template, or one that teaches another form.
+        """
+        template = self.tool_template
+        if template.call_format is None:
+            form = f", as in {template.shown!r}" if template.shown else ""
+            raise ModelError(
+                f"the model's chat template has calls written in a form that is not known{form}; "
+                "known is JSON in <tool_call> tags; leave the tools out"
+            )
+        return template.call_format
 
     @property
     def wrapper(self) -> TokenizerWrapper:
@@ -227,6 +258,30 @@ class Tokenizer:
 
     def _is_blank(self, token: int) -> bool:
         return token not in self.control_ids and not self.token_bytes(token).strip()
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        options: Mapping[str, Any],
+    ) -> str:
+        """Return what the template makes of messages and tools as they are."""
+        if not self._wrapper.has_chat_template:
+            raise ModelError("the model has no chat template; send a plain prompt instead")
+        if taken := [key for key in RESERVED_OPTIONS if key in options]:
+            raise RequestError(f"template option {taken[0]!r} is reserved; remove it")
+        extra = {**options, "tools": [dict(tool) for tool in tools]} if tools else dict(options)
+        try:
+            text = self._wrapper.apply_chat_template(
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **extra,
+            )
+        except (TemplateError, TypeError, KeyError, ValueError) as error:
+            raise RequestError(f"the chat template refuses the messages: {error}") from error
+        return str(text)
 
     def _control_texts(self) -> ControlTexts:
         """Special tokens, and added ones the chat template writes, such as <tool_call>."""

@@ -2,45 +2,155 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from engine.server.readers import FieldError, below, items, members, one_of, shown, text
+from engine.server.body import parse_json
+from engine.server.problem import HttpError
+from engine.server.readers import FieldError, Reader, below, items, members, one_of, shown, text
+from engine.server.tools import tool_name
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
 MAX_TEXT = 2**30
 """A body's own limit is smaller."""
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+MAX_CALLS = 1024
+MAX_ID = 256
+
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
 """Role of a message -> role its template sees."""
 
-LATER = ("tool_calls", "tool_call_id", "function_call", "audio", "refusal", "reasoning_content")
-"""Parts of a message that are refused until what they belong to is served."""
+OF_ROLES = {"tool_calls": "assistant", "reasoning_content": "assistant", "tool_call_id": "tool"}
+"""Parts of a message that go with one role."""
 
-KNOWN = ("role", "content", "name", *LATER)
+LATER = ("function_call", "audio", "refusal", "annotations")
+"""Parts of a message that are refused, unless they say nothing."""
+
+KNOWN = ("role", "content", "name", *OF_ROLES, *LATER)
+
+Message = dict[str, Any]
 
 
-def messages(value: Any) -> list[dict[str, str]]:
-    """Take the messages of a chat, at least one."""
+def messages(value: Any) -> list[Message]:
+    """Take the messages of a chat, at least one.
+
+    Every result answers a call of an earlier turn; it is given the name of what was called.
+    """
     given = items(value, MAX_MESSAGES)
     if not given:
         raise FieldError("must hold at least one message")
-    return [below(f"[{index}]", _message, item) for index, item in enumerate(given)]
+    read: list[Message] = []
+    called: dict[str, str] = {}
+    for index, item in enumerate(given):
+        message = below(f"[{index}]", _message, item)
+        for call in message.get("tool_calls", ()):
+            called[call["id"]] = call["function"]["name"]
+        if message["role"] == "tool":
+            name = below(f"[{index}].tool_call_id", _answered(called), message["tool_call_id"])
+            message = {"name": name, **message}
+        read.append(message)
+    return read
 
 
-def _message(value: Any) -> dict[str, str]:
+def _message(value: Any) -> Message:
     given = members(value, KNOWN)
+    role = _role(given)
+    calls = below(".tool_calls", _calls, given.get("tool_calls", []))
+    if "content" not in given and not calls:
+        raise FieldError("is missing", ".content")
+    content = below(".content", _content, given.get("content", ""))
+    message = {"role": ROLES[role], "content": content}
+    if calls:
+        message["tool_calls"] = calls
+    if role == "tool":
+        message["tool_call_id"] = below(".tool_call_id", _id, given.get("tool_call_id"))
+    for name, longest in (("name", 256), ("reasoning_content", MAX_TEXT)):
+        if name in given:
+            message[name] = below(f".{name}", text(longest), given[name])
+    return message
+
+
+def _role(given: Mapping[str, Any]) -> str:
+    """Take the role of a message, which holds nothing that goes with another one."""
     for name in LATER:
         if given.get(name) not in (None, []):
-            raise FieldError("is not served yet", f".{name}")
-    for name in ("role", "content"):
-        if name not in given:
-            raise FieldError("is missing", f".{name}")
-    role = below(".role", one_of(*ROLES), given["role"])
-    message = {"role": ROLES[role], "content": below(".content", _content, given["content"])}
-    if "name" in given:
-        message["name"] = below(".name", text(256), given["name"])
-    return message
+            raise FieldError("is not served", f".{name}")
+    if "role" not in given:
+        raise FieldError("is missing", ".role")
+    role = str(below(".role", one_of(*ROLES), given["role"]))
+    for name, owner in OF_ROLES.items():
+        if role != owner and given.get(name) not in (None, []):
+            raise FieldError(f"goes with role {owner}, not {role}", f".{name}")
+    return role
+
+
+def _calls(value: Any) -> list[Message]:
+    """Take the calls of an assistant's turn; no two have one id."""
+    calls = [below(f"[{index}]", _call, item) for index, item in enumerate(items(value, MAX_CALLS))]
+    seen = set[str]()
+    for index, call in enumerate(calls):
+        if call["id"] in seen:
+            raise FieldError("is the id of another call", f"[{index}].id")
+        seen.add(call["id"])
+    return calls
+
+
+def _call(value: Any) -> Message:
+    given = members(value, ("id", "type", "function", "index"))
+    below(".type", one_of("function"), given.get("type"))
+    function = below(".function", _function, given.get("function"))
+    return {
+        "id": below(".id", _id, given.get("id")),
+        "type": "function",
+        "function": function,
+    }
+
+
+def _function(value: Any) -> Message:
+    given = members(value, ("name", "arguments"))
+    return {
+        "name": below(".name", tool_name, given.get("name")),
+        "arguments": below(".arguments", _arguments, given.get("arguments")),
+    }
+
+
+def _arguments(value: Any) -> Message:
+    """Take the JSON text of an object; an empty one calls without arguments."""
+    if not isinstance(value, str):
+        raise FieldError(f"must be the JSON text of an object, not {shown(value)}")
+    if not value.strip():
+        return {}
+    try:
+        arguments = parse_json(value, "the text")
+    except HttpError as error:
+        raise FieldError(f"must be the JSON text of an object: {error.message}") from None
+    if not isinstance(arguments, dict):
+        raise FieldError(f"must be the JSON text of an object, not of {shown(arguments)}")
+    return arguments
+
+
+def _id(value: Any) -> str:
+    if not text(MAX_ID)(value):
+        raise FieldError("must not be empty")
+    return str(value)
+
+
+def _answered(called: Mapping[str, str]) -> Reader:
+    """Take the id of a call; returns the name of what it calls."""
+
+    def read(value: Any) -> str:
+        if value not in called:
+            raise FieldError(f"must be the id of an earlier call, not {shown(value)}")
+        return called[value]
+
+    return read
 
 
 def _content(value: Any) -> str:
