@@ -5,6 +5,7 @@ It writes nonsense, at once and the same on every machine: a second model for ev
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +37,27 @@ HEAD_SCALE = 0.5
 """Spreads the scores (deviation 4): greedy choices are clear ones, and end tokens do occur."""
 
 
-def write_random_model(seed: int, folder: Path, dtype: str) -> None:
+def write_random_model(
+    seed: int,
+    folder: Path,
+    dtype: str,
+    *,
+    added: Sequence[str] = THINKING,
+    chat_template: str = CHAT_TEMPLATE,
+) -> None:
     """Write a folder that MLX-LM loads; equal seeds give equal weights.
 
     Args:
         folder: an existing folder.
         dtype: name of the float type the weights are stored in.
+        added: texts that are one token each, and part of what is written.
     """
-    backend = _byte_tokenizer()
+    backend = _byte_tokenizer(added)
     ids = backend.get_vocab(with_added_tokens=True)
     eos_ids = [ids["<|im_end|>"], ids["<|endoftext|>"]]
     config = _config(backend.get_vocab_size(), eos_ids, dtype)
     backend.save(str(folder / "tokenizer.json"))
-    write_json(folder / "tokenizer_config.json", _settings())
+    write_json(folder / "tokenizer_config.json", _settings(chat_template))
     write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", {"eos_token_id": eos_ids})
     arrays = _weights(np.random.default_rng(seed), backend.get_vocab_size())
@@ -57,23 +66,23 @@ def write_random_model(seed: int, folder: Path, dtype: str) -> None:
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
 
 
-def _byte_tokenizer() -> Tokenizer:
+def _byte_tokenizer(added: Sequence[str]) -> Tokenizer:
     texts = [BYTE_TO_CHAR[byte] for byte in range(256)]
     backend = Tokenizer(models.BPE({text: index for index, text in enumerate(texts)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(text, normalized=False) for text in SPECIAL])
-    backend.add_tokens([AddedToken(text, normalized=False) for text in THINKING])
+    backend.add_tokens([AddedToken(text, normalized=False) for text in added])
     return backend
 
 
-def _settings() -> dict[str, Any]:
+def _settings(chat_template: str) -> dict[str, Any]:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
-        "chat_template": CHAT_TEMPLATE,
+        "chat_template": chat_template,
     }
 
 

@@ -121,7 +121,7 @@ class Tokenizer:
             ModelError: the model has no chat template.
             RequestError: the template refuses the messages.
         """
-        if tools or any("tool_calls" in item or item["role"] == "tool" for item in messages):
+        if tools or any("tool_calls" in item or item.get("role") == "tool" for item in messages):
             conversation = worded(messages, tools, self.tool_template)
             messages, tools = conversation.messages, conversation.tools
         return self._rendered(messages, tools, add_generation_prompt, options or {})

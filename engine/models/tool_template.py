@@ -71,8 +71,8 @@ def probe_template(render: Render) -> ToolTemplate:
     if _LISTED not in listed:
         return ToolTemplate(takes_system=takes_system)
     answered = _written(render, [_ASKS, _CALLS, _ANSWERS], [_TOOL])
-    called = answered if _VALUE in answered else _written(render, [_ASKS, _CALLS], [_TOOL])
-    writes_calls = _CALLED in called and _VALUE in called
+    called = _written(render, [_ASKS, _CALLS], [_TOOL]) or answered
+    writes_calls = _CALLED in called
     return ToolTemplate(
         takes_system=takes_system,
         writes_tools=True,

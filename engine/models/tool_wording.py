@@ -66,7 +66,7 @@ def _with_calls(message: dict[str, Any], form: CallFormat) -> dict[str, Any]:
 
 def _with_results(messages: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Make one user's turn of results that stand together."""
-    for is_result, group in groupby(messages, lambda message: message["role"] == "tool"):
+    for is_result, group in groupby(messages, lambda message: message.get("role") == "tool"):
         if not is_result:
             yield from group
             continue
