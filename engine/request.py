@@ -278,6 +278,7 @@ class Completion:
     Args:
         token_ids: emitted ids, end token excluded.
         text: without the reasoning, which is `reasoning`; tags are in neither.
+        met_stop_text: whether one of the request's `stop` texts ended it.
         reasoning_tokens: emitted tokens up to and with the tag that closes the reasoning.
         logprobs: one entry for each of `token_ids`; empty unless the row asked.
         lane: "serial" or "batch", the lane taken; `lane_reason` says why.
@@ -307,6 +308,7 @@ class Completion:
     conformance: str | None = None
     reasoning: str = ""
     reasoning_tokens: int = 0
+    met_stop_text: bool = False
 
     @property
     def drafted(self) -> int:

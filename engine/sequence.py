@@ -208,6 +208,7 @@ class Sequence:
             conformance=self._conformance(text),
             reasoning="".join(piece.reasoning for piece in self.pieces),
             reasoning_tokens=min(self.text.reasoning_tokens, self.num_emitted),
+            met_stop_text=self.text.stopped,
         )
 
     def _conformance(self, text: str) -> str | None:

@@ -131,7 +131,7 @@ class Server:
         try:
             self.worker.submit(job, call.requests, call.num_choices)
         except FmError as error:
-            raise problem_of(error, _param_of(error, call)) from None
+            raise _problem_of(error, call) from None
 
     def _pool_of(self, call: Call) -> ThreadPoolExecutor:
         return self._readers if call.constraint_field is None else self._compilers
@@ -269,9 +269,12 @@ def _context(config: dict[str, Any]) -> int | None:
     return length
 
 
-def _param_of(error: FmError, call: Call) -> str | None:
+def _problem_of(error: FmError, call: Call) -> HttpError:
+    """Name the field at fault in what the engine refuses."""
     if isinstance(error, SchemaError):
-        return call.constraint_field
-    if isinstance(error, ContextLengthError):
-        return PROMPTS[call.endpoint]
-    return None
+        field = call.constraint_field
+        if call.tool_use is not None:
+            return call.tool_use.problem_of(error, field or "tools")
+        return problem_of(error, field)
+    is_long = isinstance(error, ContextLengthError)
+    return problem_of(error, PROMPTS[call.endpoint] if is_long else None)

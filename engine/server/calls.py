@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 BLANKS = " \t\r\n"
@@ -16,7 +16,8 @@ class CallDelta:
 
     Args:
         index: which call of the reply.
-        call_id: set on the first delta of a call, and only there; so is `name`.
+        call_id: set on the first delta of a call, and only there; so is `name`. It has no
+            arguments yet.
         arguments: the next part of the arguments' JSON text.
     """
 
@@ -32,6 +33,10 @@ class Heard:
 
     text: str = ""
     calls: tuple[CallDelta, ...] = ()
+
+    def __add__(self, other: Heard) -> Heard:
+        """Return both, one behind the other."""
+        return Heard(self.text + other.text, self.calls + other.calls)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,16 +210,24 @@ def _overlap(text: str, trigger: str) -> int:
     return next((size for size in range(longest, 0, -1) if trigger.startswith(text[-size:])), 0)
 
 
+def gathered(deltas: Iterable[CallDelta]) -> list[CallDelta]:
+    """Return calls from their deltas, each with all that is known of its arguments."""
+    calls: dict[int, CallDelta] = {}
+    for delta in deltas:
+        first = calls.setdefault(delta.index, replace(delta, arguments=""))
+        calls[delta.index] = replace(first, arguments=first.arguments + delta.arguments)
+    return list(calls.values())
+
+
 def _joined(heard: Iterator[Heard]) -> Heard:
-    """Make one of many; deltas of one call that stand together become one."""
+    """Make one of many; arguments of one call that stand together become one delta."""
     text, calls = "", list[CallDelta]()
     for item in heard:
         text += item.text
         for delta in item.calls:
             last = calls[-1] if calls else None
-            if last is not None and last.index == delta.index:
-                arguments = last.arguments + delta.arguments
-                calls[-1] = CallDelta(last.index, last.call_id, last.name, arguments)
+            if last is not None and last.index == delta.index and last.name is None:
+                calls[-1] = replace(last, arguments=last.arguments + delta.arguments)
             else:
                 calls.append(delta)
     return Heard(text, tuple(calls))

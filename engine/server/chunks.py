@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from engine.request import Completion
+from engine.server.calls import CallDelta, CallSyntax, gathered
 from engine.server.forms import Letterhead, Piece
 from engine.server.problem import HttpError
 from engine.server.sse import DONE, event
@@ -54,8 +56,9 @@ class ChunkForm:
                 yield self._chunk([choice])
 
     def said(self, piece: Piece) -> Iterator[bytes]:
-        """Say one piece."""
-        yield self._chunk([self._choices.chunk(piece)])
+        """Say one piece, and what it adds to several calls one by one."""
+        for part in _with_one_call(piece):
+            yield self._chunk([self._choices.chunk(part)])
 
     def ending(self, records: Sequence[Completion]) -> Iterator[bytes]:
         """Say what it cost, when asked for, and that it is over."""
@@ -97,27 +100,34 @@ class ChatChoices:
 
     prefix, whole_kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, tokens: TokenTexts) -> None:
+    def __init__(self, tokens: TokenTexts, syntax: CallSyntax | None = None) -> None:
         self._tokens = tokens
+        self._has_text = syntax is None or syntax.has_text
+        self._silence = "" if syntax is None else None
 
     def opening(self, index: int) -> Json:
-        """Say who speaks."""
+        """Say who speaks; a reply of calls alone says nothing else."""
         return {
             "index": index,
-            "delta": {"role": "assistant", "content": ""},
+            "delta": {"role": "assistant", "content": "" if self._has_text else None},
             "logprobs": None,
             "finish_reason": None,
         }
 
     def chunk(self, piece: Piece) -> Json:
         """Say what is added; an end adds nothing."""
-        delta: Json = {} if piece.finish_reason is not None else {"content": piece.text}
-        return self._choice(piece, {"delta": delta | _reasoning(piece)})
+        delta = _reasoning(piece) | _calls(piece)
+        is_text = self._has_text and not delta and piece.finish_reason is None
+        if piece.text or is_text:
+            delta = {"content": piece.text} | delta
+        return self._choice(piece, {"delta": delta})
 
     def whole(self, piece: Piece) -> Json:
-        """Say it all."""
-        message = {"role": "assistant", "content": piece.text, "refusal": None}
-        return self._choice(piece, {"message": message | _reasoning(piece)})
+        """Say it all; where there are tools, a reply without text has no content."""
+        said = {"content": piece.text or self._silence, "refusal": None} | _reasoning(piece)
+        calls = [_call(call) for call in gathered(piece.calls)]
+        message = {"role": "assistant", **said} | ({"tool_calls": calls} if calls else {})
+        return self._choice(piece, {"message": message})
 
     def _choice(self, piece: Piece, said: Json) -> Json:
         logprobs = None
@@ -177,7 +187,7 @@ class CompletionChoices:
 
 def chat_form(letterhead: Letterhead) -> ChunkForm:
     """Return the form of a reply of /v1/chat/completions."""
-    return ChunkForm(letterhead, ChatChoices(letterhead.tokens))
+    return ChunkForm(letterhead, ChatChoices(letterhead.tokens, letterhead.call.call_syntax))
 
 
 def completion_form(letterhead: Letterhead) -> ChunkForm:
@@ -191,3 +201,24 @@ def _ids(piece: Piece) -> Json:
 
 def _reasoning(piece: Piece) -> Json:
     return {"reasoning_content": piece.reasoning} if piece.reasoning else {}
+
+
+def _with_one_call(piece: Piece) -> Iterator[Piece]:
+    """Part what a piece adds to calls; all else comes with the first part."""
+    yield replace(piece, calls=piece.calls[:1])
+    for delta in piece.calls[1:]:
+        yield Piece(piece.index, calls=(delta,))
+
+
+def _calls(piece: Piece) -> Json:
+    if not piece.calls:
+        return {}
+    return {"tool_calls": [{"index": delta.index, **_call(delta)} for delta in piece.calls]}
+
+
+def _call(delta: CallDelta) -> Json:
+    """Return a call, or what is added to one."""
+    if delta.name is None:
+        return {"function": {"arguments": delta.arguments}}
+    function = {"name": delta.name, "arguments": delta.arguments}
+    return {"id": delta.call_id, "type": "function", "function": function}

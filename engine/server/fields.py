@@ -40,6 +40,7 @@ from engine.server.standing import (
     Field,
     Standing,
 )
+from engine.server.tools import MAX_TOOLS, tool_choice, tools
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 16
@@ -151,12 +152,12 @@ CONSTRAINTS = {
 """Fields that may hold the constraint of a reply; at most one may."""
 
 LATER: dict[str, tuple[frozenset[Endpoint], tuple[Any, ...], str]] = {
-    "tools": (TALKS, ([],), "tool calls are not served yet"),
-    "tool_choice": (TALKS, ("none", "auto"), "tool calls are not served yet"),
-    "functions": (CHAT, ([],), "tool calls are not served yet"),
-    "function_call": (CHAT, ("none", "auto"), "tool calls are not served yet"),
-    "reasoning_effort": (CHAT, (), "reasoning is not set apart yet; see chat_template_kwargs"),
-    "include_reasoning": (CHAT, (), "reasoning is not set apart yet"),
+    "tools": (RESPONSES, ([],), "tool calls are not served yet"),
+    "tool_choice": (RESPONSES, ("none", "auto"), "tool calls are not served yet"),
+    "functions": (CHAT, ([],), "its newer name is tools"),
+    "function_call": (CHAT, ("none", "auto"), "its newer name is tool_choice"),
+    "reasoning_effort": (CHAT, (), "the chat template decides; see chat_template_kwargs"),
+    "include_reasoning": (CHAT, (True,), "reasoning is always told, in reasoning_content"),
     "modalities": (CHAT, (["text"],), "replies are text"),
     "audio": (CHAT, (), "replies are text"),
     "prediction": (CHAT, (), "drafts are the server's own"),
@@ -178,7 +179,6 @@ NOTED = {
     "user": "who asks; not kept",
     "metadata": "not kept; a response holds it",
     "service_tier": "there is one",
-    "parallel_tool_calls": "there are no tool calls yet",
     "prompt_cache_key": "prompts share a cache by content; cache_salt keeps them apart",
     "prompt_cache_retention": "the cache has a budget of bytes",
     "safety_identifier": "who asks; not kept",
@@ -194,7 +194,8 @@ def _enforced() -> Iterable[Field]:
         read=messages,
         where=CHAT,
         is_required=True,
-        help="roles system, developer (as system), user, assistant; text, or parts of type text",
+        help="roles system, developer (as system), user, assistant, tool; text, or parts of type "
+        "text; calls and results of earlier turns",
     )
     yield field(
         name="prompt",
@@ -261,6 +262,25 @@ def _enforced() -> Iterable[Field]:
     )
     for name, (read, where, help) in CONSTRAINTS.items():
         yield field(name=name, read=read, where=where, help=help)
+    yield field(
+        name="tools",
+        read=tools,
+        where=CHAT,
+        help=f"functions the model may call, at most {MAX_TOOLS}; a strict one's schema is "
+        "enforced whole or 400",
+    )
+    yield field(
+        name="tool_choice",
+        read=tool_choice,
+        where=CHAT,
+        help="auto, none, required, one function, or allowed_tools",
+    )
+    yield field(
+        name="parallel_tool_calls",
+        read=boolean,
+        where=CHAT,
+        help="false: the reply ends with its first call",
+    )
     yield field(
         name="chat_template_kwargs",
         read=_options,

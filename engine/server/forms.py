@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.request import Completion, TokenLogprobs
+from engine.server.calls import CallDelta
 from engine.server.problem import HttpError
 from engine.server.protocol import Call
 from engine.server.token_texts import Json, TokenTexts
@@ -21,6 +22,7 @@ class Piece:
         token_ids: None where they are not wanted.
         finish_reason: None while the choice goes on.
         reasoning: what the model thought before it spoke; no part of `text`.
+        calls: what is added to the calls of the choice; no part of `text` either.
     """
 
     index: int
@@ -29,6 +31,7 @@ class Piece:
     token_ids: Sequence[int] | None = None
     finish_reason: str | None = None
     reasoning: str = ""
+    calls: Sequence[CallDelta] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

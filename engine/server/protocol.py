@@ -12,8 +12,9 @@ from engine.models.load import LoadedModel
 from engine.models.tokenizer import RESERVED_OPTIONS
 from engine.request import Reasoning, Request, SamplingParams
 from engine.server.body import parse_document
-from engine.server.constraints import only_one
-from engine.server.fields import CONSTRAINTS, read_fields
+from engine.server.bounds import Bounds, read_bounds
+from engine.server.calls import CallSyntax
+from engine.server.fields import read_fields
 from engine.server.model_ids import adapter_of
 from engine.server.overrides import check_overrides
 from engine.server.problem import problem_of, refusal
@@ -22,6 +23,7 @@ from engine.server.response_fields import LOGPROBS
 from engine.server.response_input import with_instructions
 from engine.server.settings import ServerConfig
 from engine.server.standing import Endpoint
+from engine.server.tools import ToolUse
 
 COMPLETION_TOKENS = 16
 """OpenAI's default for a completion; a chat's is a setting of the server."""
@@ -50,6 +52,8 @@ class Call:
         requests: one for each prompt; each is answered `num_choices` times.
         top_logprobs: alternatives to show beside each token, None where no logprobs are wanted.
         constraint_field: the field that holds the constraint, to name when it cannot be compiled.
+        tool_use: the tools a reply may call, None where there are none.
+        call_syntax: how its calls are found in its text.
         asked: the body's fields as they were sent, but for its prompt; for replies that repeat
             them.
     """
@@ -63,6 +67,8 @@ class Call:
     return_token_ids: bool
     top_logprobs: int | None
     constraint_field: str | None
+    tool_use: ToolUse | None
+    call_syntax: CallSyntax | None
     asked: Mapping[str, Any]
 
     @property
@@ -92,18 +98,19 @@ def read_call(
     _check_ids(values, model)
     check_overrides(values.get("fm"), engine.config, is_allowed=config.allow_overrides)
     try:
-        constraint = only_one({key: values.get(key) for key in CONSTRAINTS})
-        if constraint is not None and values.get("ignore_eos"):
-            raise refusal("ignore_eos goes with no constraint", "ignore_eos")
+        bounds = read_bounds(values, model.tokenizer)
+        if bounds.constraint is not None and values.get("ignore_eos"):
+            raise refusal(f"ignore_eos does not go with {bounds.field}", "ignore_eos")
         sampling, top_logprobs = _sampling(endpoint, values)
-        prompts = _prompts(endpoint, values, model, is_constrained=constraint is not None)
+        prompts = _prompts(endpoint, values, model, bounds)
         requests = tuple(
             Request(
                 prompt_ids=prompt,
                 max_tokens=_max_tokens(endpoint, values, config.default_max_tokens),
                 sampling=sampling,
-                constraint=None if constraint is None else constraint[1],
+                constraint=bounds.constraint,
                 stop=values.get("stop", ()),
+                reasoning=_reasoning(endpoint, prompt, model),
                 ignore_eos=values.get("ignore_eos", False),
                 adapter=adapter,
                 cache_salt=values.get("cache_salt", ""),
@@ -122,7 +129,9 @@ def read_call(
         include_usage=bool(include_usage),
         return_token_ids=values.get("return_token_ids", False),
         top_logprobs=top_logprobs,
-        constraint_field=None if constraint is None else constraint[0],
+        constraint_field=bounds.field,
+        tool_use=bounds.tool_use,
+        call_syntax=bounds.call_syntax,
         asked=_asked(document, PROMPTS[endpoint]),
     )
 
@@ -172,11 +181,17 @@ def _max_tokens(endpoint: Endpoint, values: Mapping[str, Any], default: int) -> 
     return int(given.pop()) if given else unset
 
 
+def _reasoning(endpoint: Endpoint, prompt: tuple[int, ...], model: LoadedModel) -> Reasoning:
+    """Return whether a reply begins with reasoning; only a chat's does."""
+    is_chat = endpoint is not Endpoint.COMPLETIONS
+    return model.tokenizer.reasoning_of(prompt) if is_chat else Reasoning.NONE
+
+
 def _prompts(
-    endpoint: Endpoint, values: Mapping[str, Any], model: LoadedModel, *, is_constrained: bool
+    endpoint: Endpoint, values: Mapping[str, Any], model: LoadedModel, bounds: Bounds
 ) -> list[tuple[int, ...]]:
     if endpoint is not Endpoint.COMPLETIONS:
-        return [_chat_prompt(endpoint, values, model, is_constrained)]
+        return [_chat_prompt(endpoint, values, model, bounds)]
     return [
         tuple(model.tokenizer.encode(prompt, add_special_tokens=True))
         if isinstance(prompt, str)
@@ -186,12 +201,11 @@ def _prompts(
 
 
 def _chat_prompt(
-    endpoint: Endpoint, values: Mapping[str, Any], model: LoadedModel, is_constrained: bool
+    endpoint: Endpoint, values: Mapping[str, Any], model: LoadedModel, bounds: Bounds
 ) -> tuple[int, ...]:
-    """Render a chat; a constrained reply begins at once, so no reasoning comes before it."""
-    tokenizer = model.tokenizer
+    """Render a chat; a constrained reply without tools begins at once unless it is to reason."""
     options = dict(values.get("chat_template_kwargs", {}))
-    if is_constrained:
+    if bounds.constraint is not None and bounds.tool_use is None:
         options.setdefault("enable_thinking", False)
     for name in options:
         if name in RESERVED_OPTIONS:
@@ -199,14 +213,8 @@ def _chat_prompt(
     messages = values[PROMPTS[endpoint]]
     if "instructions" in values:
         messages = with_instructions(values["instructions"], messages)
+    tools = [] if bounds.tool_use is None else bounds.tool_use.documents
     try:
-        ids = tuple(tokenizer.apply_chat_template(messages, options=options))
+        return tuple(model.tokenizer.apply_chat_template(messages, tools=tools, options=options))
     except RequestError as error:
         raise problem_of(error, PROMPTS[endpoint]) from None
-    if is_constrained and tokenizer.reasoning_of(ids) is Reasoning.OPEN:
-        raise refusal(
-            "a constrained reply cannot follow on reasoning yet; leave enable_thinking out, or the "
-            "constraint",
-            "chat_template_kwargs",
-        )
-    return ids

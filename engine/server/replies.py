@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.request import Completion, FinishReason, TokenEvent
+from engine.server.calls import CallParser, CallSyntax, Heard
 from engine.server.chunks import chat_form, completion_form
 from engine.server.forms import Form, Letterhead, Piece
 from engine.server.problem import HttpError
@@ -24,6 +25,35 @@ FORMS: Mapping[Endpoint, Callable[[Letterhead], Form]] = {
 }
 
 
+CALLED = "tool_calls"
+"""The finish reason of a choice that ended by itself and called something."""
+
+
+class Voice:
+    """What one choice says, its calls apart from its text.
+
+    Args:
+        syntax: how calls are written; None where there are none.
+    """
+
+    def __init__(self, syntax: CallSyntax | None) -> None:
+        self._parser = None if syntax is None else CallParser(syntax)
+
+    def hear(self, text: str) -> Heard:
+        """Take the next text; returns what is certain now."""
+        return Heard(text) if self._parser is None else self._parser.push(text)
+
+    def end(self) -> Heard:
+        """Return what was held back."""
+        return Heard() if self._parser is None else self._parser.finish()
+
+    def finish_reason(self, record: Completion) -> str:
+        """Return why the choice ended; one that was cut or stopped ended for no call's sake."""
+        has_ended = record.finish_reason is FinishReason.STOP and not record.met_stop_text
+        has_called = self._parser is not None and self._parser.num_complete > 0
+        return CALLED if has_ended and has_called else str(record.finish_reason)
+
+
 @dataclass(slots=True)
 class Reply:
     """One call on its way.
@@ -36,6 +66,7 @@ class Reply:
     job: Job
     on_text: Callable[[], None]
     _form: Form = field(init=False)
+    _voices: dict[int, Voice] = field(default_factory=dict)
     _records: dict[int, Completion] = field(default_factory=dict)
     _has_text: bool = False
 
@@ -97,26 +128,37 @@ class Reply:
             events[item.row].append(item.event)
         pieces: list[Piece] = []
         for row, items in events.items():
+            voice = self._voices.setdefault(row, Voice(self.call.call_syntax))
+            heard = voice.hear("".join(item.text for item in items))
+            record = self._records.get(row)
+            if record is not None:
+                heard += voice.end()
             ids = [item.token_id for item in items if item.token_id is not None]
             piece = Piece(
                 row,
-                "".join(item.text for item in items),
+                heard.text,
                 self._entries([item.logprobs for item in items if item.token_id is not None]),
                 ids if self.call.return_token_ids else None,
+                reasoning="".join(item.reasoning for item in items),
+                calls=heard.calls,
             )
-            if piece.text or piece.entries or piece.token_ids:
+            if piece.text or piece.entries or piece.token_ids or piece.reasoning or piece.calls:
                 pieces.append(piece)
-            if items[-1].finish_reason is not None:
-                pieces.append(Piece(row, finish_reason=str(items[-1].finish_reason)))
+            if record is not None:
+                pieces.append(Piece(row, finish_reason=voice.finish_reason(record)))
         return pieces
 
     def _said(self, row: int, record: Completion) -> Piece:
+        voice = Voice(self.call.call_syntax)
+        heard = voice.hear(record.text) + voice.end()
         return Piece(
             row,
-            record.text,
+            heard.text,
             self._entries(record.logprobs),
             record.token_ids if self.call.return_token_ids else None,
-            str(record.finish_reason),
+            voice.finish_reason(record),
+            record.reasoning,
+            heard.calls,
         )
 
     def _entries(self, entries: Sequence[Any]) -> Sequence[Any] | None:

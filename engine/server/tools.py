@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from engine.errors import RequestError
+from engine.errors import RequestError, SchemaError
 from engine.models.tool_template import CallFormat
 from engine.request import Constraint, ConstraintKind
 from engine.server.calls import CallSyntax
+from engine.server.problem import HttpError, problem_of
 from engine.server.readers import FieldError, below, boolean, items, members, one_of, shown, text
 
 Json = dict[str, Any]
@@ -20,6 +21,8 @@ MAX_TOOLS = 128
 MAX_DESCRIPTION = 65_536
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+SCHEMA_POINTER = re.compile(r"/structures/(\d+)/schema(.*)", re.DOTALL)
 
 NO_PARAMETERS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -77,12 +80,14 @@ class ToolUse:
         callable_names: those of them it may call.
         calling: never NONE: such a reply has no tools.
         has_one_call: whether the reply ends with its first call.
+        schema_place: where in one of the request's tools its schema stands.
     """
 
     tools: tuple[Tool, ...]
     callable_names: tuple[str, ...]
     calling: Calling
     has_one_call: bool
+    schema_place: str = ".function.parameters"
 
     @property
     def documents(self) -> list[Json]:
@@ -113,6 +118,19 @@ class ToolUse:
                 "document": None if must_call else document,
             },
         )
+
+    def problem_of(self, error: SchemaError, document_field: str) -> HttpError:
+        """Return what is told of a constraint that cannot be compiled, by the caller's places.
+
+        Args:
+            document_field: what to name where no tool is at fault.
+        """
+        found = SCHEMA_POINTER.match(error.pointer or "")
+        if found is None:
+            return problem_of(error, document_field)
+        place = f"tools[{self.places[int(found[1])]}]{self.schema_place}"
+        message = str(error).replace(f"/structures/{found[1]}/schema", place)
+        return problem_of(SchemaError(message), place + found[2])
 
     def syntax(self, form: CallFormat) -> CallSyntax:
         """Return how the reply's calls are found in its text."""

@@ -33,6 +33,9 @@ def usage_of(completions: Sequence[Completion], num_choices: int) -> dict[str, A
         "prompt_tokens_details": {
             "cached_tokens": sum(min(row.cached_tokens for row in rows) for rows in per_prompt)
         },
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(row.reasoning_tokens for row in completions)
+        },
         "speculation": {
             "drafted": sum(row.drafted for row in completions),
             "accepted": sum(row.accepted for row in completions),
@@ -53,7 +56,7 @@ def response_usage_of(record: Completion) -> dict[str, Any]:
         "input_tokens": usage.pop("prompt_tokens"),
         "input_tokens_details": usage.pop("prompt_tokens_details"),
         "output_tokens": usage.pop("completion_tokens"),
-        "output_tokens_details": {"reasoning_tokens": record.reasoning_tokens},
+        "output_tokens_details": usage.pop("completion_tokens_details"),
         **usage,
     }
 
