@@ -343,7 +343,7 @@ def test_a_reply_with_tools_and_a_format_is_calls_or_a_document(hermes: Live) ->
 
 def test_a_reply_that_must_call_does_so_whatever_its_format(hermes: Live) -> None:
     fields: Any = {"response_format": DOCUMENT, "parallel_tool_calls": False, **AT_ONCE}
-    bias = {str(ord("{")): 100}
+    bias = {str(ord("{")): 80, str(UNTHINK): 100}
     (choice,) = answered(hermes, **fields, tool_choice="required", logit_bias=bias)["choices"]
     check_call(*calls_of(choice)[0])
     assert choice["message"]["content"] is None
