@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from engine.config import EngineConfig
 from engine.oracle import Oracle
@@ -22,7 +23,14 @@ SCHEMA = {
     "required": ["colour", "count"],
     "additionalProperties": False,
 }
+AT_ONCE = {"chat_template_kwargs": {"enable_thinking": False}}
+"""The template of the tiny model opens a reasoning block otherwise."""
+
 JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "out", "schema": SCHEMA}}
+
+
+UNTHINK = 260
+"""The tiny model's token that closes its reasoning."""
 
 
 def prompt_of(content: str, **options: Any) -> tuple[int, ...]:
@@ -51,14 +59,15 @@ def streamed(live: Live, **fields: Any) -> list[dict[str, Any]]:
 
 
 def test_a_reply_has_the_tokens_of_the_oracle_and_says_what_it_took(live: Live) -> None:
-    answer = live.chat("tell me", max_tokens=24, return_token_ids=True).json()
+    answer = live.chat("tell me", max_tokens=24, return_token_ids=True, **AT_ONCE).json()
     (choice,) = answer["choices"]
-    expected = oracle_ids(prompt_of("tell me"), 24)
+    prompt = prompt_of("tell me", enable_thinking=False)
+    expected = oracle_ids(prompt, 24)
     assert choice["token_ids"] == expected
     assert choice["message"]["content"] == tiny_model().tokenizer.decode(expected)
-    assert answer["prompt_token_ids"] == list(prompt_of("tell me"))
+    assert answer["prompt_token_ids"] == list(prompt)
     usage = answer["usage"]
-    assert usage["prompt_tokens"] == len(prompt_of("tell me"))
+    assert usage["prompt_tokens"] == len(prompt)
     assert usage["completion_tokens"] == len(expected)
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
@@ -75,8 +84,10 @@ def test_a_reply_has_the_tokens_of_the_oracle_and_says_what_it_took(live: Live) 
     "fields",
     [
         {"max_tokens": 40},
+        {"max_tokens": 40, **AT_ONCE},
+        {"max_tokens": 40, "logit_bias": {str(UNTHINK): 6}},
         {"max_tokens": 40, "temperature": 1.3, "seed": 5},
-        {"max_tokens": 60, "stop": ["e", "a"]},
+        {"max_tokens": 60, "stop": ["e", "a"], **AT_ONCE},
         {"max_tokens": 60, "response_format": JSON_SCHEMA},
         {"max_tokens": 3, "response_format": JSON_SCHEMA},
         {"max_tokens": 12, "n": 3, "seed": 9, "temperature": 1},
@@ -98,8 +109,9 @@ def test_a_stream_says_what_the_whole_reply_says(live: Live, fields: dict[str, A
             for part in chunk["choices"]
             if part["index"] == choice["index"]
         ]
-        text = "".join(part["delta"].get("content", "") for part in parts)
-        assert text == choice["message"]["content"]
+        for said in ("content", "reasoning_content"):
+            text = "".join(part["delta"].get(said, "") for part in parts)
+            assert text == choice["message"].get(said, "")
         ids = [token for part in parts for token in part.get("token_ids", [])]
         assert ids == choice["token_ids"]
         assert [part["finish_reason"] for part in parts if part["finish_reason"]] == [
@@ -184,15 +196,16 @@ def test_end_tokens_end_a_reply_unless_they_are_ignored(live: Live) -> None:
 
 
 def test_a_stop_text_ends_a_reply_and_is_not_part_of_it(live: Live) -> None:
-    text = live.chat(max_tokens=60, ignore_eos=True).json()["choices"][0]["message"]["content"]
+    asked: Any = {"max_tokens": 60, "ignore_eos": True, **AT_ONCE}
+    text = live.chat(**asked).json()["choices"][0]["message"]["content"]
     stop = text[20:23]
     for stream in (False, True):
         if stream:
-            chunks = streamed(live, max_tokens=60, ignore_eos=True, stop=stop)
+            chunks = streamed(live, **asked, stop=stop)
             found = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
             reason = chunks[-1]["choices"][0]["finish_reason"]
         else:
-            (choice,) = live.chat(max_tokens=60, ignore_eos=True, stop=[stop]).json()["choices"]
+            (choice,) = live.chat(**asked, stop=[stop]).json()["choices"]
             found, reason = choice["message"]["content"], choice["finish_reason"]
         assert (found, reason) == (text[: text.index(stop)], "stop")
 
@@ -292,12 +305,33 @@ def test_a_cut_document_is_length_and_stays_as_it_is(live: Live) -> None:
         assert answer["usage"]["completion_tokens"] == most
 
 
-def test_a_constraint_after_reasoning_is_refused_rather_than_applied_to_the_reasoning(
-    live: Live,
-) -> None:
-    answer = live.chat(response_format=JSON_SCHEMA, chat_template_kwargs={"enable_thinking": True})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "chat_template_kwargs"
+THINKS: Any = {
+    "chat_template_kwargs": {"enable_thinking": True},
+    "logit_bias": {str(UNTHINK): 6},
+    "response_format": JSON_SCHEMA,
+}
+"""Reasons for some tokens, and is held to a schema."""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_constraint_begins_behind_the_reasoning(live: Live, seed: int) -> None:
+    answer = live.chat(**THINKS, max_tokens=300, temperature=1, seed=seed).json()
+    (choice,) = answer["choices"]
+    Draft202012Validator(SCHEMA).validate(json.loads(choice["message"]["content"]))
+    assert choice["finish_reason"] == "stop"
+    assert answer["usage"]["conformance"] == "enforced"
+    details = answer["usage"]["completion_tokens_details"]
+    assert 0 < details["reasoning_tokens"] < answer["usage"]["completion_tokens"]
+    assert "</think>" not in str(choice["message"])
+
+
+def test_reasoning_that_takes_all_tokens_leaves_no_content(live: Live) -> None:
+    asked = THINKS | {"logit_bias": {str(UNTHINK): -100}}
+    answer = live.chat(**asked, max_tokens=20).json()
+    (choice,) = answer["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "")
+    assert choice["message"]["reasoning_content"]
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 20}
 
 
 def test_template_variables_reach_the_template(live: Live) -> None:
