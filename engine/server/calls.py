@@ -29,14 +29,10 @@ class CallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What a piece of a reply's text made certain."""
+    """What became certain of a reply: text, and behind it what is added to calls."""
 
     text: str = ""
     calls: tuple[CallDelta, ...] = ()
-
-    def __add__(self, other: Heard) -> Heard:
-        """Return both, one behind the other."""
-        return Heard(self.text + other.text, self.calls + other.calls)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,19 +89,19 @@ class CallParser:
         self._is_quoted = False
         self._is_escaped = False
 
-    def push(self, text: str) -> Heard:
-        """Take the next piece; returns what is certain now."""
+    def push(self, text: str) -> list[Heard]:
+        """Take the next piece; returns what is certain now, in its order."""
         self._rest += text
         return _joined(self._read())
 
-    def finish(self) -> Heard:
+    def finish(self) -> list[Heard]:
         """Return what was held back and is text after all; to be called once, at the end."""
         rest, self._rest = self._rest, ""
         if self._place is not _Place.TEXT:
-            return Heard()
+            return []
         said = self._said(rest).text + self._blanks
         self._blanks = ""
-        return Heard(said if self._syntax.has_text else "")
+        return [Heard(said)] if said and self._syntax.has_text else []
 
     def _read(self) -> Iterator[Heard]:
         """Read on until more text is needed."""
@@ -219,15 +215,28 @@ def gathered(deltas: Iterable[CallDelta]) -> list[CallDelta]:
     return list(calls.values())
 
 
-def _joined(heard: Iterator[Heard]) -> Heard:
-    """Make one of many; arguments of one call that stand together become one delta."""
-    text, calls = "", list[CallDelta]()
+def _joined(heard: Iterable[Heard]) -> list[Heard]:
+    """Make as few of many as keep their order, one delta of arguments that stand together."""
+    joined: list[Heard] = []
     for item in heard:
-        text += item.text
-        for delta in item.calls:
-            last = calls[-1] if calls else None
-            if last is not None and last.index == delta.index and last.name is None:
-                calls[-1] = replace(last, arguments=last.arguments + delta.arguments)
-            else:
-                calls.append(delta)
-    return Heard(text, tuple(calls))
+        last = joined[-1] if joined else Heard()
+        if (item.text and last.calls) or not joined:
+            joined.append(item)
+        else:
+            calls = continued(last.calls, item.calls)
+            joined[-1] = Heard(last.text + item.text, calls)
+    return [item for item in joined if item.text or item.calls]
+
+
+def continued(
+    deltas: tuple[CallDelta, ...], more: tuple[CallDelta, ...]
+) -> tuple[CallDelta, ...]:
+    """Return deltas and those behind them."""
+    for delta in more:
+        last = deltas[-1] if deltas else None
+        if last is not None and last.index == delta.index and last.name is None:
+            whole = replace(last, arguments=last.arguments + delta.arguments)
+            deltas = (*deltas[:-1], whole)
+        else:
+            deltas = (*deltas, delta)
+    return deltas

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Protocol
 
 from engine.request import Completion
 from engine.server.calls import CallDelta, CallSyntax, gathered
 from engine.server.forms import Letterhead, Piece
 from engine.server.problem import HttpError
+from engine.server.protocol import Call
 from engine.server.sse import DONE, event
 from engine.server.token_texts import Json, TokenTexts, finite
 from engine.server.usage import usage_of
@@ -72,10 +74,12 @@ class ChunkForm:
         """Say what went wrong; no [DONE] follows."""
         yield event(error.document)
 
-    def whole(self, said: Sequence[Piece], records: Sequence[Completion]) -> Json:
+    def whole(self, pieces: Sequence[Piece], records: Sequence[Completion]) -> Json:
         """Say it all."""
-        choices = [self._choices.whole(piece) for piece in said]
-        usage = usage_of(records, self._letterhead.call.num_choices)
+        call = self._letterhead.call
+        said = [[piece for piece in pieces if piece.index == row] for row in range(call.num_rows)]
+        choices = [self._choices.whole(_joined(row, call)) for row in said]
+        usage = usage_of(records, call.num_choices)
         body = self._envelope(self._choices.whole_kind, choices)
         return body | {"usage": usage} | self._letterhead.prompt_ids()
 
@@ -201,6 +205,21 @@ def _ids(piece: Piece) -> Json:
 
 def _reasoning(piece: Piece) -> Json:
     return {"reasoning_content": piece.reasoning} if piece.reasoning else {}
+
+
+def _joined(pieces: Sequence[Piece], call: Call) -> Piece:
+    """Make one of all the pieces of a choice, the last of which ends it."""
+    entries = chain.from_iterable(piece.entries or () for piece in pieces)
+    ids = chain.from_iterable(piece.token_ids or () for piece in pieces)
+    return Piece(
+        pieces[-1].index,
+        "".join(piece.text for piece in pieces),
+        None if call.top_logprobs is None else list(entries),
+        list(ids) if call.return_token_ids else None,
+        pieces[-1].finish_reason,
+        "".join(piece.reasoning for piece in pieces),
+        list(chain.from_iterable(piece.calls for piece in pieces)),
+    )
 
 
 def _with_one_call(piece: Piece) -> Iterator[Piece]:

@@ -22,7 +22,8 @@ class Piece:
         token_ids: None where they are not wanted.
         finish_reason: None while the choice goes on.
         reasoning: what the model thought before it spoke; no part of `text`.
-        calls: what is added to the calls of the choice; no part of `text` either.
+        calls: what is added to the calls of the choice, behind `text` and no part of it.
+        is_reasoning: whether its tokens are reasoning, tags included.
     """
 
     index: int
@@ -32,6 +33,7 @@ class Piece:
     finish_reason: str | None = None
     reasoning: str = ""
     calls: Sequence[CallDelta] = ()
+    is_reasoning: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,6 @@ class Form(Protocol):
         """Return the events that end a stream in its midst."""
         ...
 
-    def whole(self, said: Sequence[Piece], records: Sequence[Completion]) -> Json:
-        """Return the document that says it all; `said` and `records` hold one item a row."""
+    def whole(self, pieces: Sequence[Piece], records: Sequence[Completion]) -> Json:
+        """Return the document that says it all; `records` holds one item a row."""
         ...

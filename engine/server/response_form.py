@@ -75,9 +75,9 @@ class ResponseForm:
         flat = {"code": error.code, "message": error.message, "param": error.param}
         yield self._numbered({"type": "error", **flat, **error.document})
 
-    def whole(self, said: Sequence[Piece], records: Sequence[Completion]) -> Json:
+    def whole(self, pieces: Sequence[Piece], records: Sequence[Completion]) -> Json:
         """Say it all."""
-        for piece in said:
+        for piece in pieces:
             for _ in self._take(piece):
                 pass
         for _ in self._items.ending(is_cut=self._is_cut):

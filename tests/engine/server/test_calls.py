@@ -41,7 +41,7 @@ def parsed(pieces: Iterable[str], syntax: CallSyntax) -> Collected:
     numbers = itertools.count()
     parser = CallParser(syntax, lambda: f"call_{next(numbers)}")
     found = Collected()
-    for heard in [*map(parser.push, pieces), parser.finish()]:
+    for heard in [item for piece in pieces for item in parser.push(piece)] + parser.finish():
         found.text += heard.text
         for delta in heard.calls:
             if delta.call_id is not None:
@@ -180,7 +180,8 @@ def test_arguments_come_as_they_are_written() -> None:
         "_call>",
     ]
     said = [parser.push(piece) for piece in pieces]
-    assert [[delta.arguments for delta in heard.calls] for heard in said] == [
+    deltas = [[delta for heard in part for delta in heard.calls] for part in said]
+    assert [[delta.arguments for delta in part] for part in deltas] == [
         [],
         [],
         [""],
@@ -190,7 +191,7 @@ def test_arguments_come_as_they_are_written() -> None:
         [],
         [],
     ]
-    (first,) = said[2].calls
+    (first,) = deltas[2]
     assert first.name == "f"
     assert first.call_id is not None
     assert first.call_id.startswith("call_")
@@ -199,8 +200,31 @@ def test_arguments_come_as_they_are_written() -> None:
 
 def test_text_is_held_back_no_longer_than_it_may_be_a_call() -> None:
     parser = CallParser(syntax_of(FORMS[0]))
-    said = [parser.push(piece).text for piece in ["a <", "b <tool", "box ", "c"]]
-    assert said == ["a", " <b", " <toolbox", " c"]
+    heard = [parser.push(piece) for piece in ["a <", "b <tool", "box ", "c"]]
+    assert ["".join(item.text for item in part) for part in heard] == [
+        "a",
+        " <b",
+        " <toolbox",
+        " c",
+    ]
+
+
+def test_text_and_calls_keep_their_order_however_the_reply_is_cut() -> None:
+    syntax = syntax_of(FORMS[0])
+    call = FORMS[0].written("f", "{}")
+    reply = f"one {call} two {call}{call} three"
+
+    def order(pieces: list[str]) -> str:
+        parser = CallParser(syntax)
+        heard = [item for piece in pieces for item in parser.push(piece)] + parser.finish()
+        return "".join(
+            item.text + "".join(delta.name or "" for delta in item.calls) for item in heard
+        )
+
+    assert order([reply]) == "oneftwoffthree"
+    for size in (1, 2, 7, 30):
+        cut = [reply[place : place + size] for place in range(0, len(reply), size)]
+        assert order(cut) == "oneftwoffthree"
 
 
 def test_a_call_of_no_tool_is_text() -> None:
