@@ -192,6 +192,11 @@ class Tokenizer:
             )
         return template.call_format
 
+    def template_names(self, variable: str) -> bool:
+        """Return whether the chat template mentions a variable."""
+        template = json.dumps(self._wrapper.chat_template or "", ensure_ascii=False)
+        return re.search(rf"\b{re.escape(variable)}\b", template) is not None
+
     @property
     def wrapper(self) -> TokenizerWrapper:
         """MLX-LM's tokenizer, for MLX-LM's own functions."""

@@ -228,9 +228,7 @@ def _joined(heard: Iterable[Heard]) -> list[Heard]:
     return [item for item in joined if item.text or item.calls]
 
 
-def continued(
-    deltas: tuple[CallDelta, ...], more: tuple[CallDelta, ...]
-) -> tuple[CallDelta, ...]:
+def continued(deltas: tuple[CallDelta, ...], more: tuple[CallDelta, ...]) -> tuple[CallDelta, ...]:
     """Return deltas and those behind them."""
     for delta in more:
         last = deltas[-1] if deltas else None

@@ -13,6 +13,8 @@ from typing import Any
 from engine.errors import RequestError
 from engine.request import MAX_TOP_LOGPROBS, Request, SamplingParams
 from engine.server.constraints import guided, response_format, structured_outputs, text_format
+from engine.server.effort import HELP as EFFORT
+from engine.server.effort import read_effort
 from engine.server.messages import messages
 from engine.server.overrides import overrides
 from engine.server.problem import refusal
@@ -152,11 +154,8 @@ CONSTRAINTS = {
 """Fields that may hold the constraint of a reply; at most one may."""
 
 LATER: dict[str, tuple[frozenset[Endpoint], tuple[Any, ...], str]] = {
-    "tools": (RESPONSES, ([],), "tool calls are not served yet"),
-    "tool_choice": (RESPONSES, ("none", "auto"), "tool calls are not served yet"),
     "functions": (CHAT, ([],), "its newer name is tools"),
     "function_call": (CHAT, ("none", "auto"), "its newer name is tool_choice"),
-    "reasoning_effort": (CHAT, (), "the chat template decides; see chat_template_kwargs"),
     "include_reasoning": (CHAT, (True,), "reasoning is always told, in reasoning_content"),
     "modalities": (CHAT, (["text"],), "replies are text"),
     "audio": (CHAT, (), "replies are text"),
@@ -278,9 +277,10 @@ def _enforced() -> Iterable[Field]:
     yield field(
         name="parallel_tool_calls",
         read=boolean,
-        where=CHAT,
+        where=TALKS,
         help="false: the reply ends with its first call",
     )
+    yield field(name="reasoning_effort", read=read_effort, where=CHAT, help=EFFORT)
     yield field(
         name="chat_template_kwargs",
         read=_options,

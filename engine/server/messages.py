@@ -53,7 +53,7 @@ def messages(value: Any) -> list[Message]:
         for call in message.get("tool_calls", ()):
             called[call["id"]] = call["function"]["name"]
         if message["role"] == "tool":
-            name = below(f"[{index}].tool_call_id", _answered(called), message["tool_call_id"])
+            name = below(f"[{index}].tool_call_id", answered(called), message["tool_call_id"])
             message = {"name": name, **message}
         read.append(message)
     return read
@@ -70,7 +70,7 @@ def _message(value: Any) -> Message:
     if calls:
         message["tool_calls"] = calls
     if role == "tool":
-        message["tool_call_id"] = below(".tool_call_id", _id, given.get("tool_call_id"))
+        message["tool_call_id"] = below(".tool_call_id", call_id, given.get("tool_call_id"))
     for name, longest in (("name", 256), ("reasoning_content", MAX_TEXT)):
         if name in given:
             message[name] = below(f".{name}", text(longest), given[name])
@@ -107,7 +107,7 @@ def _call(value: Any) -> Message:
     below(".type", one_of("function"), given.get("type"))
     function = below(".function", _function, given.get("function"))
     return {
-        "id": below(".id", _id, given.get("id")),
+        "id": below(".id", call_id, given.get("id")),
         "type": "function",
         "function": function,
     }
@@ -117,32 +117,33 @@ def _function(value: Any) -> Message:
     given = members(value, ("name", "arguments"))
     return {
         "name": below(".name", tool_name, given.get("name")),
-        "arguments": below(".arguments", _arguments, given.get("arguments")),
+        "arguments": below(".arguments", arguments, given.get("arguments")),
     }
 
 
-def _arguments(value: Any) -> Message:
+def arguments(value: Any) -> Message:
     """Take the JSON text of an object; an empty one calls without arguments."""
     if not isinstance(value, str):
         raise FieldError(f"must be the JSON text of an object, not {shown(value)}")
     if not value.strip():
         return {}
     try:
-        arguments = parse_json(value, "the text")
+        found = parse_json(value, "the text")
     except HttpError as error:
         raise FieldError(f"must be the JSON text of an object: {error.message}") from None
-    if not isinstance(arguments, dict):
-        raise FieldError(f"must be the JSON text of an object, not of {shown(arguments)}")
-    return arguments
+    if not isinstance(found, dict):
+        raise FieldError(f"must be the JSON text of an object, not of {shown(found)}")
+    return found
 
 
-def _id(value: Any) -> str:
+def call_id(value: Any) -> str:
+    """Take what tells a call from others."""
     if not text(MAX_ID)(value):
         raise FieldError("must not be empty")
     return str(value)
 
 
-def _answered(called: Mapping[str, str]) -> Reader:
+def answered(called: Mapping[str, str]) -> Reader:
     """Take the id of a call; returns the name of what it calls."""
 
     def read(value: Any) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 from engine.request import TokenLogprobs
+from engine.server.calls import CallDelta
 from engine.server.forms import Piece
 from engine.server.token_texts import Json, TokenTexts
 
@@ -13,16 +15,7 @@ IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"
 
 
 class Item(Protocol):
-    """One item; its calls come in this order.
-
-    Args:
-        ident: tells the item apart from those of all replies.
-        index: its place in the output.
-    """
-
-    prefix: str
-
-    def __init__(self, ident: str, index: int) -> None: ...
+    """One item; its methods are called in this order."""
 
     def opening(self) -> Iterator[Json]:
         """Return the events before anything is in it."""
@@ -44,10 +37,8 @@ class Item(Protocol):
 class MessageItem:
     """What is said to the user."""
 
-    prefix = "msg_"
-
     def __init__(self, ident: str, index: int) -> None:
-        self._ident = self.prefix + ident
+        self._ident = f"msg_{ident}"
         self._place = {"item_id": self._ident, "output_index": index, "content_index": 0}
         self._index = index
         self._text = ""
@@ -90,10 +81,8 @@ class MessageItem:
 class ReasoningItem:
     """What the model thought before it spoke."""
 
-    prefix = "rs_"
-
     def __init__(self, ident: str, index: int) -> None:
-        self._ident = self.prefix + ident
+        self._ident = f"rs_{ident}"
         self._place = {"item_id": self._ident, "output_index": index, "content_index": 0}
         self._index = index
         self._text = ""
@@ -129,6 +118,48 @@ class ReasoningItem:
         }
 
 
+class CallItem:
+    """A call of one of the client's functions.
+
+    Args:
+        begun: the first delta of the call.
+    """
+
+    def __init__(self, ident: str, index: int, begun: CallDelta) -> None:
+        self._ident = f"fc_{ident}"
+        self._index = index
+        self._place = {"item_id": self._ident, "output_index": index}
+        self._called = {"call_id": begun.call_id, "name": begun.name}
+        self._arguments = ""
+
+    def opening(self) -> Iterator[Json]:
+        """Announce the call."""
+        yield _added(self._index, self.document(IN_PROGRESS))
+
+    def add(self, text: str, logprobs: list[Json]) -> Json:
+        """Give more of the arguments."""
+        self._arguments += text
+        kind = "response.function_call_arguments.delta"
+        return {"type": kind, **self._place, "delta": text}
+
+    def closing(self, status: str) -> Iterator[Json]:
+        """Say it whole: the arguments, the call."""
+        kind = "response.function_call_arguments.done"
+        said = {"name": self._called["name"], "arguments": self._arguments}
+        yield {"type": kind, **self._place, **said}
+        yield _done(self._index, self.document(status))
+
+    def document(self, status: str) -> Json:
+        """Return the call."""
+        return {
+            "id": self._ident,
+            "type": "function_call",
+            "status": status,
+            **self._called,
+            "arguments": self._arguments,
+        }
+
+
 class OutputItems:
     """All items of a response, of which the last may be open.
 
@@ -151,10 +182,14 @@ class OutputItems:
         """Return the events of what is said next."""
         self._ids += piece.token_ids or ()
         self._entries += piece.entries or ()
+        if piece.is_reasoning:  # as all tokens before it are
+            self._entries = []
         if piece.reasoning:
             yield from self._add(ReasoningItem, piece.reasoning)
         if piece.text:
             yield from self._add(MessageItem, piece.text)
+        for delta in piece.calls:
+            yield from self._call(delta)
 
     def ending(self, *, is_cut: bool) -> Iterator[Json]:
         """Return the events behind the last token; a reply that says nothing is an empty message.
@@ -163,8 +198,8 @@ class OutputItems:
             is_cut: the reply would have gone on.
         """
         if not self._has_spoken and not (is_cut and self._open):
-            yield from self._turn_to(MessageItem)
-        if self._ids or self._entries:
+            yield from self._begin(MessageItem)
+        if self._ids or (self._entries and isinstance(self._open, MessageItem)):
             yield self._added("")
         yield from self._close(INCOMPLETE if is_cut else COMPLETED)
 
@@ -174,14 +209,19 @@ class OutputItems:
             return list(self._done)
         return [*self._done, self._open.document(INCOMPLETE)]
 
-    def _add(self, kind: Callable[[str, int], Item], text: str) -> Iterator[Json]:
-        yield from self._turn_to(kind)
+    def _add(self, kind: type[MessageItem] | type[ReasoningItem], text: str) -> Iterator[Json]:
+        """Go on with an item of a kind: the open one, or a new one."""
+        if type(self._open) is not kind:
+            yield from self._begin(kind)
         yield self._added(text)
 
-    def _turn_to(self, kind: Callable[[str, int], Item]) -> Iterator[Json]:
-        """Go on with an item of a kind: the open one, or a new one."""
-        if self._open is not None and type(self._open) is kind:
-            return
+    def _call(self, delta: CallDelta) -> Iterator[Json]:
+        if delta.call_id is not None:
+            yield from self._begin(partial(CallItem, begun=delta))
+        if delta.arguments:
+            yield self._added(delta.arguments)
+
+    def _begin(self, kind: Callable[[str, int], Item]) -> Iterator[Json]:
         yield from self._close(COMPLETED)
         index = len(self._done)
         self._open = kind(f"{self._name}{index:02}", index)

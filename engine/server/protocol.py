@@ -14,6 +14,7 @@ from engine.request import Reasoning, Request, SamplingParams
 from engine.server.body import parse_document
 from engine.server.bounds import Bounds, read_bounds
 from engine.server.calls import CallSyntax
+from engine.server.effort import NO_EFFORT, effort_options
 from engine.server.fields import read_fields
 from engine.server.model_ids import adapter_of
 from engine.server.overrides import check_overrides
@@ -38,6 +39,12 @@ PROMPTS: Mapping[Endpoint, str] = {
     Endpoint.RESPONSES: "input",
 }
 """Endpoint -> the field that holds what is answered."""
+
+EFFORTS: Mapping[Endpoint, str] = {
+    Endpoint.CHAT: "reasoning_effort",
+    Endpoint.RESPONSES: "reasoning",
+}
+"""Endpoint -> the field that says how much to reason."""
 
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """The names of the most tokens to emit."""
@@ -205,6 +212,10 @@ def _chat_prompt(
 ) -> tuple[int, ...]:
     """Render a chat; a constrained reply without tools begins at once unless it is to reason."""
     options = dict(values.get("chat_template_kwargs", {}))
+    effort = values.get(EFFORTS[endpoint])
+    place = EFFORTS[endpoint] + (".effort" if endpoint is Endpoint.RESPONSES else "")
+    if effort is not None:
+        options |= effort_options(effort, options, model.tokenizer, place)
     if bounds.constraint is not None and bounds.tool_use is None:
         options.setdefault("enable_thinking", False)
     for name in options:
@@ -214,7 +225,11 @@ def _chat_prompt(
     if "instructions" in values:
         messages = with_instructions(values["instructions"], messages)
     tools = [] if bounds.tool_use is None else bounds.tool_use.documents
+    tokenizer = model.tokenizer
     try:
-        return tuple(model.tokenizer.apply_chat_template(messages, tools=tools, options=options))
+        ids = tuple(tokenizer.apply_chat_template(messages, tools=tools, options=options))
     except RequestError as error:
         raise problem_of(error, PROMPTS[endpoint]) from None
+    if effort == NO_EFFORT and tokenizer.reasoning_of(ids) is not Reasoning.NONE:
+        raise refusal(f"{place} none is not supported: the model always reasons", place)
+    return ids

@@ -7,6 +7,8 @@ from functools import partial
 from typing import Any
 
 from engine.request import MAX_TOP_LOGPROBS, Request, SamplingParams
+from engine.server.effort import HELP as EFFORT
+from engine.server.effort import read_reasoning
 from engine.server.messages import MAX_TEXT
 from engine.server.readers import (
     FieldError,
@@ -19,7 +21,9 @@ from engine.server.readers import (
     text,
 )
 from engine.server.response_input import input_items
+from engine.server.response_tools import flat_tool_choice, flat_tools
 from engine.server.standing import RESPONSES, Field, Standing
+from engine.server.tools import MAX_TOOLS
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
@@ -28,7 +32,6 @@ INCLUDED = (LOGPROBS, ENCRYPTED)
 MAX_INCLUDED = 16
 
 REFUSED_RESPONSES: dict[str, tuple[tuple[Any, ...], str]] = {
-    "reasoning": (({},), "reasoning is not set apart yet; see chat_template_kwargs"),
     "previous_response_id": ((), "nothing is kept; send the whole conversation as input"),
     "conversation": ((), "nothing is kept; send the whole conversation as input"),
     "prompt": ((), "no prompts are kept; send instructions and input"),
@@ -58,7 +61,7 @@ def enforced_responses() -> Iterable[Field]:
         read=input_items,
         is_required=True,
         help="a text, or items: messages of the roles of a chat, their parts of type input_text or "
-        "output_text; reasoning items are dropped",
+        "output_text; calls and outputs of functions; reasoning items are dropped",
     )
     yield field(
         name="instructions",
@@ -69,6 +72,22 @@ def enforced_responses() -> Iterable[Field]:
         name="max_output_tokens",
         read=setting_of(Request, "max_tokens"),
         help="cut to what the context leaves; unset: --default-max-tokens",
+    )
+    yield field(
+        name="tools",
+        read=flat_tools,
+        help=f"functions the model may call, at most {MAX_TOOLS}, their names beside their types; "
+        "a strict one's schema is enforced whole or 400, one that does not say is not strict",
+    )
+    yield field(
+        name="tool_choice",
+        read=flat_tool_choice,
+        help="auto, none, required, one function, or allowed_tools",
+    )
+    yield field(
+        name="reasoning",
+        read=read_reasoning,
+        help=f"effort ({EFFORT}); summary: only auto, and none is made",
     )
     yield field(
         name="include",

@@ -2,39 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from engine.server.messages import MAX_MESSAGES, MAX_PARTS, MAX_TEXT, ROLES
+from engine.server.messages import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TEXT,
+    ROLES,
+    Message,
+    answered,
+    arguments,
+    call_id,
+)
 from engine.server.readers import FieldError, below, items, members, one_of, shown, text
+from engine.server.tools import tool_name
 
-KINDS = ("message", "reasoning")
-"""Types of items that are taken; one without a type is a message."""
-
-LATER = ("function_call", "function_call_output")
-"""Types of items that are refused until what they belong to is served."""
+NOTES = ("id", "status", "phase")
+"""Members of items that change nothing."""
 
 PARTS = ("input_text", "output_text")
-
-MESSAGE = ("type", "role", "content", "id", "status", "phase")
 PART = ("type", "text", "annotations", "logprobs", "prompt_cache_breakpoint")
-"""Members that are known; beside the text they change nothing."""
+"""Members of a part; beside the text they change nothing."""
 
 
-def input_items(value: Any) -> list[dict[str, str]]:
+def input_items(value: Any) -> list[Message]:
     """Take a text, or a list of items; returns at least one message."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, list):
         raise FieldError(f"must be a text or a list of items, not {shown(value)}")
-    given = items(value, MAX_MESSAGES)
-    read = [below(f"[{index}]", _item, item) for index, item in enumerate(given)]
-    messages = [message for message in read if message is not None]
-    if not messages:
+    turns = Turns()
+    for index, item in enumerate(items(value, MAX_MESSAGES)):
+        below(f"[{index}]", turns.take, item)
+    if not turns.messages:
         raise FieldError("must hold at least one message")
-    return messages
+    return turns.messages
 
 
-def with_instructions(instructions: str, messages: list[dict[str, str]]) -> list[dict[str, str]]:
+def with_instructions(instructions: str, messages: list[Message]) -> list[Message]:
     """Return a chat that opens with the instructions.
 
     Many templates take one system message, at the beginning, so one that is there already goes on
@@ -47,24 +53,69 @@ def with_instructions(instructions: str, messages: list[dict[str, str]]) -> list
     return [system, *rest]
 
 
-def _item(value: Any) -> dict[str, str] | None:
-    """Return the message of an item, None for reasoning of an earlier turn."""
-    if not isinstance(value, dict):
-        raise FieldError(f"must be an object, not {shown(value)}")
-    kind = value.get("type", "message")
-    if kind in LATER:
-        raise FieldError(f"{kind} is not served yet", ".type")
-    below(".type", one_of(*KINDS), kind)
-    return None if kind == "reasoning" else _message(value)
+class Turns:
+    """Items that become the messages of a chat; a turn's calls are part of its one message.
+
+    Attributes:
+        messages: as chat templates read them.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._called: dict[str, str] = {}
+        self._kinds: dict[str, Callable[[Any], None]] = {
+            "message": self._take_message,
+            "reasoning": lambda _: None,
+            "function_call": self._take_call,
+            "function_call_output": self._take_output,
+        }
+
+    def take(self, value: Any) -> None:
+        """Take one item; one without a type is a message, and earlier reasoning is dropped."""
+        if not isinstance(value, dict):
+            raise FieldError(f"must be an object, not {shown(value)}")
+        kind = below(".type", one_of(*self._kinds), value.get("type", "message"))
+        self._kinds[kind](value)
+
+    def _take_message(self, value: Any) -> None:
+        given = _members(value, ("role", "content"))
+        role = below(".role", one_of(*MESSAGE_ROLES), given["role"])
+        content = below(".content", _content, given["content"])
+        self.messages.append({"role": ROLES[role], "content": content})
+
+    def _take_call(self, value: Any) -> None:
+        given = _members(value, ("call_id", "name", "arguments"))
+        ident = below(".call_id", call_id, given["call_id"])
+        if ident in self._called:
+            raise FieldError("is the id of another call", ".call_id")
+        name = below(".name", tool_name, given["name"])
+        function = {"name": name, "arguments": below(".arguments", arguments, given["arguments"])}
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.messages.append({"role": "assistant", "content": ""})
+        calls = self.messages[-1].setdefault("tool_calls", [])
+        calls.append({"id": ident, "type": "function", "function": function})
+        self._called[ident] = name
+
+    def _take_output(self, value: Any) -> None:
+        given = _members(value, ("call_id", "output"))
+        ident = below(".call_id", call_id, given["call_id"])
+        name = below(".call_id", answered(self._called), ident)
+        output = below(".output", _content, given["output"])
+        self.messages.append(
+            {"role": "tool", "name": name, "tool_call_id": ident, "content": output}
+        )
 
 
-def _message(value: dict[str, Any]) -> dict[str, str]:
-    given = members(value, MESSAGE)
-    for name in ("role", "content"):
+MESSAGE_ROLES = tuple(role for role in ROLES if role != "tool")
+
+
+def _members(value: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """Take the members of an item, of which these must be there."""
+    given = members(value, ("type", *names, *NOTES))
+    for name in names:
         if name not in given:
             raise FieldError("is missing", f".{name}")
-    role = below(".role", one_of(*ROLES), given["role"])
-    return {"role": ROLES[role], "content": below(".content", _content, given["content"])}
+    return given
 
 
 def _content(value: Any) -> str:

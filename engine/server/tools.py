@@ -35,12 +35,14 @@ class Tool:
         parameters: JSON Schema of its arguments.
         strict: whether a schema that cannot be enforced whole is refused; otherwise the final
             check tells what the mask does not enforce.
+        schema_place: where the schema stands in the tool as it was sent.
     """
 
     name: str
     description: str = ""
     parameters: Json = field(default_factory=lambda: dict(NO_PARAMETERS))
     strict: bool = False
+    schema_place: str = ".function.parameters"
 
     @property
     def document(self) -> Json:
@@ -80,14 +82,12 @@ class ToolUse:
         callable_names: those of them it may call.
         calling: never NONE: such a reply has no tools.
         has_one_call: whether the reply ends with its first call.
-        schema_place: where in one of the request's tools its schema stands.
     """
 
     tools: tuple[Tool, ...]
     callable_names: tuple[str, ...]
     calling: Calling
     has_one_call: bool
-    schema_place: str = ".function.parameters"
 
     @property
     def documents(self) -> list[Json]:
@@ -128,7 +128,8 @@ class ToolUse:
         found = SCHEMA_POINTER.match(error.pointer or "")
         if found is None:
             return problem_of(error, document_field)
-        place = f"tools[{self.places[int(found[1])]}]{self.schema_place}"
+        index = self.places[int(found[1])]
+        place = f"tools[{index}]{self.tools[index].schema_place}"
         message = str(error).replace(f"/structures/{found[1]}/schema", place)
         return problem_of(SchemaError(message), place + found[2])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -115,16 +114,3 @@ def events_of(text: str) -> list[str]:
     assert blocks[-1] == "", "the stream ends inside an event"
     assert all(block.startswith("data: ") and "\n" not in block for block in blocks[:-1])
     return [block.removeprefix("data: ") for block in blocks[:-1]]
-
-
-def named_events_of(text: str) -> list[dict[str, Any]]:
-    """The documents of a stream's named events; each is named by its own type."""
-    blocks = text.split("\n\n")
-    assert blocks[-1] == "", "the stream ends inside an event"
-    found = []
-    for block in blocks[:-1]:
-        name, data = block.split("\n")
-        document: dict[str, Any] = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {document['type']}"
-        found.append(document)
-    return found

@@ -25,14 +25,18 @@ from tests.engine.server.live import (
     chat_body,
     engine_of,
     events_of,
-    named_events_of,
     serving,
     tiny_engine,
     wait_for,
 )
+from tests.engine.server.response_stream import events_of_response
 
 LONG: dict[str, Any] = {"max_tokens": 4000, "ignore_eos": True}
-LONG_RESPONSE: dict[str, Any] = {"max_output_tokens": 4000, "ignore_eos": True}
+LONG_RESPONSE: dict[str, Any] = {
+    "max_output_tokens": 4000,
+    "ignore_eos": True,
+    "chat_template_kwargs": {"enable_thinking": False},
+}
 
 
 def engine_with(drafter: ScriptedDrafter) -> Engine:
@@ -83,7 +87,7 @@ def test_an_error_in_mid_stream_is_an_event_and_then_the_end() -> None:
 
 def test_an_error_in_the_midst_of_a_response_fails_it_and_is_the_last_event() -> None:
     with trapped(Trap(RuntimeError("broken"))) as live:
-        events = named_events_of(live.respond(stream=True, **LONG_RESPONSE).text)
+        events = events_of_response(live.respond(stream=True, **LONG_RESPONSE).text)
         *_, failed, last = events
         assert failed["type"] == "response.failed"
         assert failed["response"]["status"] == "failed"

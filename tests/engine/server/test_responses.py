@@ -6,20 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import TypeAdapter
 
 from engine.config import EngineConfig
 from engine.oracle import Oracle
 from engine.request import Request, SamplingParams
 from engine.testing import tiny_model
-from tests.engine.server.live import (
-    RESPONSES,
-    Live,
-    named_events_of,
-    serving,
-    tiny_engine,
-)
+from tests.engine.server.live import RESPONSES, Live, serving, tiny_engine
+from tests.engine.server.response_stream import reply_of, streamed
 
 SCHEMA = {
     "type": "object",
@@ -32,42 +25,32 @@ SCHEMA = {
 }
 FLAT = {"type": "json_schema", "name": "out", "schema": SCHEMA, "strict": True}
 LOGPROBS: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 3}
-OPENING = ["response.created", "response.in_progress"]
-MESSAGE_BEGINS = ["response.output_item.added", "response.content_part.added"]
-MESSAGE_ENDS = [
-    "response.output_text.done",
-    "response.content_part.done",
-    "response.output_item.done",
-]
-DELTA = "response.output_text.delta"
+AT_ONCE: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
+"""The template of the tiny model opens a reasoning block otherwise."""
+
+END, UNTHINK = "258", "260"
+"""Tokens of the tiny model: one that ends a reply, one that closes its reasoning."""
+
+THINKS: dict[str, Any] = {"logit_bias": {UNTHINK: 6}, "temperature": 1, "seed": 2}
+"""Reasons for some tokens."""
 
 
-def streamed(live: Live, content: Any = "hi", **fields: Any) -> list[dict[str, Any]]:
-    answer = live.respond(content, stream=True, **fields)
-    assert answer.status_code == 200, answer.text
-    return named_events_of(answer.text)
+THINKING: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
 
 
-def ended(events: list[dict[str, Any]]) -> dict[str, Any]:
-    response: dict[str, Any] = events[-1]["response"]
-    return response
+def parts_of(response: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    items = [item for item in response["output"] if item["type"] == kind]
+    return [part for item in items for part in item["content"]]
 
 
-def reply_of(live: Live, is_stream: bool, content: Any = "hi", **fields: Any) -> dict[str, Any]:
-    """The whole response; a stream's last event holds it."""
-    if is_stream:
-        return ended(streamed(live, content, **fields))
-    answer = live.respond(content, **fields)
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+def text_of(response: dict[str, Any], kind: str = "message") -> str:
+    return "".join(part["text"] for part in parts_of(response, kind))
 
 
-def text_of(response: dict[str, Any]) -> str:
-    (item,) = response["output"]
-    (part,) = item["content"]
-    assert (item["type"], item["role"], part["type"]) == ("message", "assistant", "output_text")
-    return str(part["text"])
+def said_by(choice: dict[str, Any]) -> tuple[str, str]:
+    """Text and reasoning of a chat's choice."""
+    message = choice["message"]
+    return message["content"] or "", message.get("reasoning_content", "")
 
 
 def unchanging(response: dict[str, Any]) -> dict[str, Any]:
@@ -81,9 +64,11 @@ def unchanging(response: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_response_has_the_tokens_of_the_oracle_and_says_what_it_took(live: Live) -> None:
-    answer = live.respond("tell me", max_output_tokens=24, return_token_ids=True).json()
+    asked: dict[str, Any] = {"max_output_tokens": 24, "return_token_ids": True, **AT_ONCE}
+    answer = live.respond("tell me", **asked).json()
     tokenizer = tiny_model().tokenizer
-    prompt = tuple(tokenizer.apply_chat_template([{"role": "user", "content": "tell me"}]))
+    messages = [{"role": "user", "content": "tell me"}]
+    prompt = tuple(tokenizer.apply_chat_template(messages, options={"enable_thinking": False}))
     request = Request(prompt_ids=prompt, max_tokens=24, sampling=SamplingParams())
     expected = Oracle(tiny_model()).generate(request)
     assert answer["token_ids"] == expected
@@ -103,70 +88,80 @@ def test_a_response_has_the_tokens_of_the_oracle_and_says_what_it_took(live: Liv
 
 REPLIES: list[dict[str, Any]] = [
     {"max_output_tokens": 40},
-    {"max_output_tokens": 40, "temperature": 1.3, "seed": 5},
-    {"max_output_tokens": 60, "stop": ["e", "a"]},
+    {"max_output_tokens": 40, **AT_ONCE},
+    {"max_output_tokens": 60, **THINKS},
+    {"max_output_tokens": 60, **THINKS, **LOGPROBS},
+    {"max_output_tokens": 200, **THINKS, **LOGPROBS, "text": {"format": FLAT}, **THINKING},
+    {"max_output_tokens": 40, "temperature": 1.3, "seed": 5, **AT_ONCE},
+    {"max_output_tokens": 60, "stop": ["e", "a"], **AT_ONCE},
     {"max_output_tokens": 60, "text": {"format": FLAT}},
     {"max_output_tokens": 3, "text": {"format": FLAT}},
-    {"max_output_tokens": 12, **LOGPROBS},
-    {"max_output_tokens": 40, "temperature": 2, "seed": 8, **LOGPROBS},
-    {"logit_bias": {"258": 100}, **LOGPROBS},
+    {"max_output_tokens": 12, **LOGPROBS, **AT_ONCE},
+    {"max_output_tokens": 40, "temperature": 2, "seed": 8, **LOGPROBS, **AT_ONCE},
+    {"logit_bias": {END: 100}, **LOGPROBS},
+    {"logit_bias": {END: 100}, **LOGPROBS, **AT_ONCE},
     {"max_output_tokens": 1},
+    {"max_output_tokens": 1, **AT_ONCE},
 ]
 
 
 @pytest.mark.parametrize("fields", REPLIES, ids=str)
 def test_a_stream_says_what_the_whole_response_says(live: Live, fields: dict[str, Any]) -> None:
     whole = live.respond(**fields, return_token_ids=True).json()
-    events = streamed(live, **fields, return_token_ids=True)
-    assert unchanging(ended(events)) == unchanging(whole)
-    deltas = [item for item in events if item["type"] == DELTA]
-    assert "".join(item["delta"] for item in deltas) == text_of(whole)
-    assert [token for item in deltas for token in item.get("token_ids", [])] == whole["token_ids"]
-    entries = [entry for item in deltas for entry in item["logprobs"]]
-    assert entries == whole["output"][0]["content"][0]["logprobs"]
-    assert len(entries) == (len(whole["token_ids"]) if "include" in fields else 0)
-
-
-@pytest.mark.parametrize("fields", REPLIES, ids=str)
-def test_events_come_in_the_order_and_the_shape_of_the_api(
-    live: Live, fields: dict[str, Any]
-) -> None:
-    events = streamed(live, **fields)
-    kinds = [item["type"] for item in events]
-    status = ended(events)["status"]
-    first = len(OPENING) + len(MESSAGE_BEGINS)
-    last = len(kinds) - len(MESSAGE_ENDS) - 1
-    assert kinds[:first] == OPENING + MESSAGE_BEGINS
-    assert set(kinds[first:last]) <= {DELTA}
-    assert kinds[last:] == [*MESSAGE_ENDS, f"response.{status}"]
-    assert [item["sequence_number"] for item in events] == list(range(len(events)))
-    text_done, part_done, item_done = events[last:-1]
-    (item,) = ended(events)["output"]
-    assert item_done["item"] == item
-    assert part_done["part"] == item["content"][0]
-    assert text_done["text"] == item["content"][0]["text"]
-    placed = [found for found in events if "item_id" in found]
-    assert {(found["item_id"], found["output_index"]) for found in placed} == {(item["id"], 0)}
-    assert len({found["response"]["id"] for found in events if "response" in found}) == 1
-    for document in events:
-        usage = document.get("response", {}).get("usage")
-        if usage:  # the one number that is not told
-            usage["input_tokens_details"]["cache_write_tokens"] = 0
-        TypeAdapter[Any](ResponseStreamEvent).validate_python(document)
-        if "response" in document:
-            Response.model_validate(document["response"])
+    assert unchanging(streamed(live, **fields, return_token_ids=True)) == unchanging(whole)
+    content = whole["token_ids"][whole["usage"]["output_tokens_details"]["reasoning_tokens"] :]
+    entries = [entry for part in parts_of(whole, "message") for entry in part["logprobs"]]
+    is_asked = "include" in fields
+    tokenizer = tiny_model().tokenizer
+    assert [entry["bytes"] for entry in entries] == [
+        list(tokenizer.token_bytes(token)) for token in content if is_asked
+    ]
 
 
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
 def test_a_cut_reply_is_incomplete_and_says_why(live: Live, is_stream: bool) -> None:
-    cut = reply_of(live, is_stream, max_output_tokens=3, ignore_eos=True)
-    assert (cut["status"], cut["output"][0]["status"]) == ("incomplete", "incomplete")
-    assert cut["incomplete_details"] == {"reason": "max_output_tokens"}
-    assert cut["completed_at"] is None
+    for fields, kind in ((AT_ONCE, "message"), (THINKING, "reasoning")):
+        cut = reply_of(live, is_stream, max_output_tokens=3, ignore_eos=True, **fields)
+        (item,) = cut["output"]
+        assert (cut["status"], item["type"], item["status"]) == ("incomplete", kind, "incomplete")
+        assert cut["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert cut["completed_at"] is None
     whole = reply_of(live, is_stream, max_output_tokens=80, text={"format": FLAT})
     assert (whole["status"], whole["output"][0]["status"]) == ("completed", "completed")
     assert whole["incomplete_details"] is None
     assert whole["completed_at"] >= whole["created_at"]
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+def test_reasoning_is_an_item_of_its_own_before_the_message(live: Live, is_stream: bool) -> None:
+    reply = reply_of(live, is_stream, max_output_tokens=60, **THINKS)
+    chat = live.chat(max_tokens=60, **THINKS).json()
+    thought, message = reply["output"]
+    assert (thought["type"], thought["status"]) == ("reasoning", "completed")
+    assert (thought["summary"], message["type"]) == ([], "message")
+    assert (text_of(reply), text_of(reply, "reasoning")) == said_by(chat["choices"][0])
+    details = reply["usage"]["output_tokens_details"]
+    assert details == chat["usage"]["completion_tokens_details"]
+    assert 0 < details["reasoning_tokens"] < reply["usage"]["output_tokens"]
+
+
+def test_an_effort_is_what_the_template_is_told(live: Live) -> None:
+    at_once = live.chat(return_token_ids=True, **AT_ONCE).json()["prompt_token_ids"]
+    for fields in ({}, AT_ONCE):
+        asked: Any = {"return_token_ids": True, **fields}
+        reply = live.respond(reasoning={"effort": "none", "summary": "auto"}, **asked).json()
+        assert reply["prompt_token_ids"] == at_once
+        assert reply["reasoning"] == {"effort": "none", "summary": "auto"}
+        chat = live.chat(reasoning_effort="none", **asked).json()
+        assert chat["prompt_token_ids"] == at_once
+    for refused in (
+        live.respond(reasoning={"effort": "high"}),
+        live.respond(reasoning={"effort": "none"}, **THINKING),
+        live.chat(reasoning_effort="high"),
+        live.chat(reasoning_effort="none", **THINKING),
+    ):
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] in ("reasoning.effort", "reasoning_effort")
 
 
 SAME_AS_CHAT: dict[str, dict[str, Any]] = {
@@ -183,7 +178,7 @@ SAME_AS_CHAT: dict[str, dict[str, Any]] = {
     "min_tokens": {"min_tokens": 20, "ignore_eos": False, "logit_bias": {"258": 100}},
     "ignore_eos": {"ignore_eos": False, "logit_bias": {"258": 100}},
     "stop": {},
-    "chat_template_kwargs": {"chat_template_kwargs": {"enable_thinking": False}},
+    "chat_template_kwargs": {**THINKING},
     "structured_outputs": {"ignore_eos": False, "structured_outputs": {"json": SCHEMA}},
     "guided_json": {"ignore_eos": False, "guided_json": json.dumps(SCHEMA)},
     "guided_regex": {"ignore_eos": False, "guided_regex": "a[bc]d"},
@@ -195,8 +190,9 @@ SAME_AS_CHAT: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", SAME_AS_CHAT)
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
 def test_a_field_does_what_it_does_in_a_chat(live: Live, name: str, is_stream: bool) -> None:
-    plain = live.chat(max_tokens=60, ignore_eos=True, return_token_ids=True).json()
-    fields = {"ignore_eos": True, **SAME_AS_CHAT[name], "return_token_ids": True}
+    usual = {"ignore_eos": True, "return_token_ids": True, **AT_ONCE}
+    plain = live.chat(max_tokens=60, **usual).json()
+    fields = {**usual, **SAME_AS_CHAT[name]}
     if name == "stop":
         fields["stop"] = ["never", plain["choices"][0]["message"]["content"][20:23]]
     chat = live.chat(max_tokens=60, **fields).json()
@@ -204,7 +200,7 @@ def test_a_field_does_what_it_does_in_a_chat(live: Live, name: str, is_stream: b
     (choice,) = chat["choices"]
     assert reply["token_ids"] == choice["token_ids"]
     assert reply["prompt_token_ids"] == chat["prompt_token_ids"]
-    assert text_of(reply) == choice["message"]["content"]
+    assert (text_of(reply), text_of(reply, "reasoning")) == said_by(choice)
     assert (reply["status"] == "completed") == (choice["finish_reason"] == "stop")
     assert reply["usage"]["conformance"] == chat["usage"]["conformance"]
     same = ("token_ids", "finish_reason")
@@ -222,8 +218,8 @@ def test_formats_of_the_text_are_those_of_a_chat(live: Live, is_stream: bool) ->
         ({"type": "text"}, {"type": "text"}),
     ]
     for flat, nested in pairs:
-        reply = reply_of(live, is_stream, max_output_tokens=80, text={"format": flat})
-        chat = live.chat(max_tokens=80, response_format=nested).json()
+        reply = reply_of(live, is_stream, max_output_tokens=80, text={"format": flat}, **AT_ONCE)
+        chat = live.chat(max_tokens=80, response_format=nested, **AT_ONCE).json()
         assert text_of(reply) == chat["choices"][0]["message"]["content"]
         assert reply["usage"]["conformance"] == chat["usage"]["conformance"]
         assert reply["text"] == {"format": flat, "verbosity": "medium"}
@@ -231,13 +227,13 @@ def test_formats_of_the_text_are_those_of_a_chat(live: Live, is_stream: bool) ->
 
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
 def test_logprobs_are_those_of_a_chat(live: Live, is_stream: bool) -> None:
-    reply = reply_of(live, is_stream, max_output_tokens=20, **LOGPROBS)
-    chat = live.chat(max_tokens=20, logprobs=True, top_logprobs=3).json()
+    reply = reply_of(live, is_stream, max_output_tokens=20, **LOGPROBS, **AT_ONCE)
+    chat = live.chat(max_tokens=20, logprobs=True, top_logprobs=3, **AT_ONCE).json()
     (part,) = reply["output"][0]["content"]
     assert part["logprobs"] == chat["choices"][0]["logprobs"]["content"]
     assert reply["top_logprobs"] == 3
     for fields in ({}, {"include": []}, {"top_logprobs": 0}):
-        (part,) = reply_of(live, is_stream, **fields)["output"][0]["content"]
+        (part,) = reply_of(live, is_stream, **fields, **AT_ONCE)["output"][0]["content"]
         assert part["logprobs"] == []
 
 
@@ -284,11 +280,12 @@ def test_an_input_is_the_messages_of_a_chat(
     reply = live.respond(content, instructions=instructions, return_token_ids=True).json()
     chat = live.chat(messages=messages, return_token_ids=True).json()
     assert reply["prompt_token_ids"] == chat["prompt_token_ids"]
-    assert text_of(reply) == chat["choices"][0]["message"]["content"]
+    assert (text_of(reply), text_of(reply, "reasoning")) == said_by(chat["choices"][0])
 
 
 def test_the_items_of_a_reply_go_back_as_input(live: Live) -> None:
-    reply = live.respond("hi").json()
+    reply = live.respond("hi", max_output_tokens=60, **THINKS).json()
+    assert [item["type"] for item in reply["output"]] == ["reasoning", "message"]
     turns = [USER, *reply["output"], {"role": "user", "content": "and?"}]
     found = live.respond(turns, return_token_ids=True).json()["prompt_token_ids"]
     said = {"role": "assistant", "content": text_of(reply)}
@@ -396,6 +393,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"text": {"format": {"type": "json_object", "schema": {}}}}, "text.format.schema"),
     ({"text": {"format": {**FLAT, "schema": {"type": "strng"}}}}, "text"),
     ({"store": True}, "store"),
+    ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
+    ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+    ({"reasoning": "low"}, "reasoning"),
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"background": True}, "background"),
     ({"truncation": "auto"}, "truncation"),

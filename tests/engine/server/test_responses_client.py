@@ -21,6 +21,7 @@ ASKED: dict[str, Any] = {
     "max_output_tokens": 40,
     "temperature": 0,
     "store": False,
+    "reasoning": {"effort": "none"},
 }
 
 
@@ -47,7 +48,11 @@ class Paint(BaseModel):
 def test_a_response_answers(client: OpenAI) -> None:
     reply = client.responses.create(**ASKED)
     chat = client.chat.completions.create(
-        model=MODEL, messages=[{"role": "user", "content": "hi"}], max_tokens=40, temperature=0
+        model=MODEL,
+        messages=[{"role": "user", "content": "hi"}],
+        max_tokens=40,
+        temperature=0,
+        reasoning_effort="none",
     )
     assert reply.object == "response"
     assert reply.status in ("completed", "incomplete")
@@ -122,7 +127,7 @@ def test_errors_are_the_clients_own(client: OpenAI) -> None:
 def test_an_error_in_mid_stream_is_raised_by_the_client() -> None:
     asked: dict[str, Any] = {"model": MODEL, "input": "hi", "temperature": 0, "stream": True}
     most = LONG_RESPONSE["max_output_tokens"]
-    body = {"ignore_eos": LONG_RESPONSE["ignore_eos"]}
+    body = {name: item for name, item in LONG_RESPONSE.items() if name != "max_output_tokens"}
     with trapped(Trap(RuntimeError("broken"))) as live, client_of(live) as client:
         stream = client.responses.create(**asked, max_output_tokens=most, extra_body=body)
         kinds: list[str] = []

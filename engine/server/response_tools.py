@@ -1,0 +1,44 @@
+"""The tools of /v1/responses, which lie flat: a function's name stands beside its type."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from engine.server.readers import FieldError, below, members, one_of, shown
+from engine.server.tools import (
+    Tool,
+    ToolChoice,
+    allowed_tools,
+    choice_of,
+    function_tool,
+    tool_list,
+    tool_name,
+)
+
+
+def flat_tools(value: Any) -> tuple[Tool, ...]:
+    """Take tools, {"type": "function", "name": ..., ...} each."""
+    return tool_list(value, _tool)
+
+
+def flat_tool_choice(value: Any) -> ToolChoice:
+    """Take a word, {"type": "function", "name": ...} or {"type": "allowed_tools", ...}."""
+    return choice_of(value, _name, lambda given: allowed_tools(_without_type(given), _name))
+
+
+def _tool(value: Any) -> Tool:
+    if not isinstance(value, dict):
+        raise FieldError(f"must be an object, not {shown(value)}")
+    below(".type", one_of("function"), value.get("type"))
+    return replace(function_tool(_without_type(value)), schema_place=".parameters")
+
+
+def _name(value: Any) -> str:
+    given = members(value, ("type", "name"))
+    below(".type", one_of("function"), given.get("type"))
+    return str(below(".name", tool_name, given.get("name")))
+
+
+def _without_type(value: dict[str, Any]) -> dict[str, Any]:
+    return {name: item for name, item in value.items() if name != "type"}
