@@ -43,6 +43,8 @@ RESERVED_OPTIONS = (
 """Arguments of the renderer that are no variables of a template; a template is not exchanged."""
 
 
+TAG = re.compile(r"<[^<>\s]+>")
+
 MARKER = re.compile(r"<\S+>|\[\S+\]")
 """What an added token that structures a chat looks like; runs of blanks and others are text."""
 
@@ -181,7 +183,8 @@ class Tokenizer:
         """How the model writes calls.
 
         Raises:
-            ModelError: the model has no chat template, or one that teaches another form.
+            ModelError: the model has no chat template, or one that teaches another form; or the
+                form's tags are not text.
         """
         template = self.tool_template
         if template.call_format is None:
@@ -190,7 +193,14 @@ class Tokenizer:
                 f"the model's chat template has calls written in a form that is not known{form}; "
                 "known is JSON in <tool_call> tags; leave the tools out"
             )
-        return template.call_format
+        form = template.call_format
+        ids = self.vocabulary
+        if any(ids.get(tag) in self.special_ids for tag in TAG.findall(form.written("", ""))):
+            raise ModelError(
+                "the tags of the model's calls are special tokens, which are no part of a reply's "
+                "text; leave the tools out"
+            )
+        return form
 
     def template_names(self, variable: str) -> bool:
         """Return whether the chat template mentions a variable."""

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from openai import OpenAI, pydantic_function_tool
 from pydantic import BaseModel, Field
@@ -481,6 +483,111 @@ def test_many_tools_are_served(thinker: Live) -> None:
     many = [tool(name, schema={"type": "object", "maxProperties": 0}) for name in names]
     (choice,) = answered(thinker, tools=many, tool_choice=named("f27"), **AT_ONCE)["choices"]
     assert calls_of(choice) == [("f27", "{}")]
+
+
+ODD = st.sampled_from(
+    [None, 0, -1, True, "", "x", "<|im_end|>", [], {}, [[]], {"type": "object"}, 1e300]
+)
+SCHEMA = st.sampled_from(
+    [
+        WEATHER,
+        {},
+        {"type": "objekt"},
+        {"$ref": "#"},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object"}}},
+        {"properties": 5},
+        {"enum": []},
+        {"not": {}},
+        {"type": "object", "properties": {"<tool_call>": {"pattern": "("}}},
+        {"anyOf": [{"type": "string"}, {"type": "object"}]},
+    ]
+)
+NAMES = st.sampled_from(["a", "b", "get_weather", "a b", "</tool_call>", "x" * 65])
+FUNCTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "name": NAMES | ODD,
+        "parameters": SCHEMA | ODD,
+        "strict": st.booleans() | ODD,
+        "description": st.text(max_size=5) | ODD,
+        "other": ODD,
+    },
+)
+HOSTILE_TOOLS = st.lists(
+    st.fixed_dictionaries(
+        {"type": st.just("function") | ODD}, optional={"function": FUNCTIONS | ODD}
+    )
+    | ODD,
+    max_size=3,
+)
+HOSTILE_CHOICE = (
+    st.sampled_from(["auto", "required", "none", "any"])
+    | st.builds(named, NAMES)
+    | st.builds(
+        lambda mode, tools: {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": mode, "tools": tools},
+        },
+        st.sampled_from(["auto", "required", 3]),
+        st.lists(st.builds(named, NAMES) | ODD, max_size=2),
+    )
+    | ODD
+)
+HOSTILE_TURNS = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "tool", "system"])},
+        optional={
+            "content": st.just("x") | ODD,
+            "tool_call_id": st.just("c1") | ODD,
+            "reasoning_content": st.just("hm") | ODD,
+            "tool_calls": st.lists(
+                st.fixed_dictionaries(
+                    {"id": st.just("c1") | ODD, "type": st.just("function")},
+                    optional={
+                        "function": st.fixed_dictionaries(
+                            {},
+                            optional={
+                                "name": NAMES | ODD,
+                                "arguments": st.sampled_from(["{}", '{"a": 1}', "[", "1e999"])
+                                | ODD,
+                            },
+                        )
+                    },
+                )
+                | ODD,
+                max_size=2,
+            )
+            | ODD,
+        },
+    ),
+    max_size=4,
+)
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    tools=HOSTILE_TOOLS | ODD,
+    choice=HOSTILE_CHOICE,
+    turns=HOSTILE_TURNS,
+    is_parallel=st.booleans() | ODD,
+    is_streamed=st.booleans(),
+)
+def test_no_tools_and_no_turns_are_an_error_of_the_server(
+    live: Live, tools: Any, choice: Any, turns: Any, is_parallel: Any, is_streamed: bool
+) -> None:
+    body = chat_body(
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=is_parallel,
+        stream=is_streamed,
+        max_tokens=3,
+    )
+    body["messages"] += turns
+    answer = live.client.post(CHAT, json=body)
+    assert answer.status_code in (200, 400), answer.text
+    assert "row_failed" not in answer.text
 
 
 class GetWeather(BaseModel):
