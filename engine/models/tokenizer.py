@@ -193,14 +193,14 @@ class Tokenizer:
                 f"the model's chat template has calls written in a form that is not known{form}; "
                 "known is JSON in <tool_call> tags; leave the tools out"
             )
-        form = template.call_format
+        known = template.call_format
         ids = self.vocabulary
-        if any(ids.get(tag) in self.special_ids for tag in TAG.findall(form.written("", ""))):
+        if any(ids.get(tag) in self.special_ids for tag in TAG.findall(known.written("", ""))):
             raise ModelError(
                 "the tags of the model's calls are special tokens, which are no part of a reply's "
                 "text; leave the tools out"
             )
-        return form
+        return known
 
     def template_names(self, variable: str) -> bool:
         """Return whether the chat template mentions a variable."""
