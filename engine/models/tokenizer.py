@@ -194,8 +194,8 @@ class Tokenizer:
                 "known is JSON in <tool_call> tags; leave the tools out"
             )
         known = template.call_format
-        ids = self.vocabulary
-        if any(ids.get(tag) in self.special_ids for tag in TAG.findall(known.written("", ""))):
+        tags = TAG.findall(known.written("", ""))
+        if any(self._backend.token_to_id(tag) in self.special_ids for tag in tags):
             raise ModelError(
                 "the tags of the model's calls are special tokens, which are no part of a reply's "
                 "text; leave the tools out"
