@@ -91,6 +91,17 @@ def test_a_response_is_parsed_into_a_model(client: OpenAI) -> None:
         assert isinstance(reply.output_parsed, Paint)
 
 
+def test_a_parsed_reply_goes_back_as_input(client: OpenAI) -> None:
+    asked = {**ASKED, "max_output_tokens": 80}
+    reply = client.responses.parse(**asked, text_format=Paint)
+    for output in (list(reply.output), [item.model_dump() for item in reply.output]):
+        turns: Any = [{"role": "user", "content": "hi"}, *output, {"role": "user", "content": "?"}]
+        again = client.responses.create(**{**asked, "input": turns})
+        assert again.usage is not None
+        assert reply.usage is not None
+        assert again.usage.input_tokens > reply.usage.total_tokens
+
+
 def test_a_conversation_goes_on_with_the_items_of_the_reply(client: OpenAI) -> None:
     turns: list[Any] = [{"role": "user", "content": "hi"}]
     for _ in range(3):
