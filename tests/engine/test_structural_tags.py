@@ -82,14 +82,13 @@ def ids_of(model: LoadedModel, tag: str) -> list[int]:
 def requests(model: LoadedModel, mode: str, temperature: float) -> list[Request]:
     """Rows that are drawn to begin calls, one of which reasons first."""
     value = TAG | MODES[mode]
-    begin, end = ids_of(model, BEGIN)[0], model.tokenizer.vocabulary["</think>"]
+    begin, closing = ids_of(model, BEGIN)[0], model.tokenizer.vocabulary["</think>"]
+    bias = {begin: 6.0, closing: 9.0, 258: 4.0 if value.get("text", True) else 12.0}
     return [
         Request(
             prompt_ids=(65 + row,),
-            max_tokens=90,
-            sampling=SamplingParams(
-                temperature=temperature, seed=row, logit_bias={begin: 6.0, end: 9.0, 258: 4.0}
-            ),
+            max_tokens=60,
+            sampling=SamplingParams(temperature=temperature, seed=row, logit_bias=bias),
             constraint=Constraint(kind=ConstraintKind.STRUCTURAL_TAG, value=value),
             reasoning=Reasoning.OPEN if row == 1 else Reasoning.NONE,
             request_id=str(row),
@@ -114,24 +113,22 @@ def spelled(model: LoadedModel, ids: tuple[int, ...]) -> str:
     )
 
 
-def check(model: LoadedModel, done: Completion, mode: str) -> int:
-    """Read a finished row by splitting at the tags; returns its calls."""
+def check(model: LoadedModel, done: Completion, mode: str) -> None:
+    """Read a finished row by splitting at the tags."""
     assert done.conformance == "enforced"
     if mode == "calls or a document" and done.text in ('"yes"', '"no"'):
-        return 0
+        return
     text = spelled(model, done.token_ids[done.reasoning_tokens :])
     first, *rest = text.split(BEGIN)
     for part in rest:
         inner, end, _ = part.partition(END)
         assert end
         jsonschema.validate(json.loads(inner), SCHEMA)
-        assert END not in first or MODES[mode].get("text", True)
     if "text" in MODES[mode]:
         assert text.replace(f"{END}\n{BEGIN}", END + BEGIN).count("\n") == 0
         assert not first
     if MODES[mode].get("stop_after_first"):
         assert (len(rest), text.endswith(END)) == (1, True)
-    return len(rest)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -144,7 +141,7 @@ def test_rows_with_structures_equal_the_oracle_in_every_lane(
     rows = requests(model, mode, temperature)
     oracle = Oracle(model)
     truths = {row.request_id: oracle.generate(row) for row in rows}
-    calls = 0
+    calls = False
     for name, config in LANES.items():
         drafter = half_right(truths) if "spec" in name else None
         for row, done in zip(rows, Engine(model, config, drafter).generate(rows), strict=True):
@@ -152,9 +149,11 @@ def test_rows_with_structures_equal_the_oracle_in_every_lane(
             assert done.error is None
             said = oracle.read(row, done.token_ids)
             assert (done.text, done.reasoning) == (said.text, said.reasoning)
+            calls |= BEGIN in spelled(model, done.token_ids)
             if done.finish_reason is FinishReason.STOP:
-                calls += check(model, done, mode)
-    assert calls or mode == "text and calls", "nothing was called"
+                check(model, done, mode)
+    # a random model does not spell a tag by itself
+    assert calls or (kind == "text" and mode in ("text and calls", "a call")), "nothing was called"
 
 
 def bytes_of(text: str) -> list[int]:
