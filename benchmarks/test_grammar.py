@@ -9,12 +9,17 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from llguidance import LLMatcher
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from engine.grammar.build import SLICES, Builder
 from engine.grammar.compile import CompiledGrammar, GrammarCompiler
+from engine.grammar.limits import GrammarLimits
 from engine.grammar.mask import MaskJob, apply_mask, fill_masks, words
+from engine.grammar.schema_source import compile_schema
 from engine.models.load import LoadedModel, load_model
-from engine.request import Constraint, ConstraintKind
+from engine.reasoning import ReasoningTags
+from engine.request import Constraint, ConstraintKind, Reasoning
 
 DOCUMENT = {
     "name": "Ada Lovelace of London",
@@ -141,3 +146,111 @@ def test_apply(
     mx.eval(logits)
 
     benchmark(lambda: mx.eval(apply_mask(logits, mx.array(bitmask))))
+
+
+THOUGHTS = "She lives in London, so the address is there; the number is 12, as it says above. "
+TAG = ReasoningTags((5,), (6,))
+"""Two special tokens of the vocabulary stand for the tags: the default model has none."""
+
+
+@pytest.fixture(scope="module")
+def builder(model: LoadedModel) -> Builder:
+    """The compiler itself, without a cache."""
+    return Builder(model.tokenizer.ll.with_slices(SLICES), GrammarLimits())
+
+
+def composed(builder: Builder) -> LLMatcher:
+    """Reasoning and document in one grammar: what engine.grammar.behind is the other way to."""
+    source = json.loads(compile_schema(SCHEMA, False, builder).grammar)
+    lark = f"start: TEXT <[{TAG.closing[0]}]> @document\nTEXT: /(?s:.*)/\n"
+    document = {"name": "document", "json_schema": source["grammars"][0]["json_schema"]}
+    return builder.matcher(json.dumps({"grammars": [{"lark_grammar": lark}, document]}))
+
+
+@pytest.mark.parametrize("way", ["behind", "composed"])
+@pytest.mark.parametrize("num_drafts", [0, 4])
+def test_fill_inside_reasoning(
+    model: LoadedModel,
+    grammar: CompiledGrammar,
+    builder: Builder,
+    way: str,
+    num_drafts: int,
+    benchmark: BenchmarkFixture,
+) -> None:
+    """The masks of one step of a row that still reasons, averaged over a sentence."""
+    ids = model.tokenizer.encode(THOUGHTS)
+    rows = np.empty((num_drafts + 1, words(model.vocab_size)), dtype=np.int32)
+    drafts = [ids[start : start + num_drafts] for start in range(len(ids) - num_drafts)]
+    if way == "behind":
+        states = [
+            grammar.start_behind(TAG, Reasoning.OPEN, ids[:start]) for start in range(len(drafts))
+        ]
+
+        def fill() -> None:
+            for state, draft in zip(states, drafts, strict=True):
+                state.fill(draft, rows)
+    else:
+        matchers = []
+        template = composed(builder)
+        for start in range(len(drafts)):
+            matcher = template.deep_copy()
+            assert matcher.consume_tokens(ids[:start])
+            matchers.append(matcher)
+
+        def fill() -> None:
+            for matcher, draft in zip(matchers, drafts, strict=True):
+                for index, row in enumerate(rows):
+                    matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+                    if index < len(draft):
+                        matcher.consume_token(draft[index])
+                matcher.rollback(len(draft))
+
+    benchmark.extra_info["steps"] = len(drafts)
+    benchmark(fill)
+
+
+def test_compile_composed(builder: Builder, benchmark: BenchmarkFixture) -> None:
+    """A constraint's second grammar, were reasoning part of it."""
+    benchmark(composed, builder)
+
+
+STRUCTURES = [
+    {
+        "begin": f'<tool_call>\n{{"name": "tool{index}", "arguments": ',
+        "schema": {**SCHEMA, "title": str(index)},
+        "end": "}\n</tool_call>",
+    }
+    for index in range(8)
+]
+TOOLS = Constraint(
+    kind=ConstraintKind.STRUCTURAL_TAG,
+    value={"structures": STRUCTURES, "triggers": ["<tool_call>"]},
+)
+
+
+def test_compile_structures(model: LoadedModel, benchmark: BenchmarkFixture) -> None:
+    """Eight tools; the tokenizer is there, the cache is empty."""
+    compiler = GrammarCompiler.of(model)
+    number = iter(range(10**9))
+
+    def compile_anew() -> None:
+        changed = [{**item, "end": f"\n</tool_call>{next(number)}"} for item in STRUCTURES]
+        value = {"structures": changed, "triggers": ["<tool_call>"]}
+        compiler.compile(Constraint(kind=ConstraintKind.STRUCTURAL_TAG, value=value))
+
+    benchmark(compile_anew)
+
+
+def test_fill_in_free_text(model: LoadedModel, benchmark: BenchmarkFixture) -> None:
+    """The mask of one step of a row that may call a tool, averaged over a sentence."""
+    grammar = GrammarCompiler.of(model).compile(TOOLS)
+    ids = model.tokenizer.encode(THOUGHTS)
+    states = [grammar.start(ids[:start]) for start in range(len(ids))]
+    rows = np.empty((1, words(model.vocab_size)), dtype=np.int32)
+
+    def fill() -> None:
+        for state in states:
+            state.fill((), rows)
+
+    benchmark.extra_info["steps"] = len(states)
+    benchmark(fill)

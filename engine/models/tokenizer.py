@@ -57,6 +57,9 @@ class Tokenizer:
         vocab_size: width of the logits; the tokenizer may know fewer tokens.
         eos_ids: tokens that end a row.
 
+    Attributes:
+        control_tokens: the tokens that llguidance takes for no text.
+
     Raises:
         ModelError: a slow tokenizer, or one larger than the logits.
     """
@@ -73,6 +76,8 @@ class Tokenizer:
         self.control_ids = self.special_ids | frozenset(self._controls.ids.values())
         text = self._backend.to_str()
         settings = json.loads(text)
+        hidden = {item["content"]: item["id"] for item in hidden_tokens(settings)}
+        self.control_tokens = ControlTokens(hidden, self.special_ids & frozenset(hidden.values()))
         self._first = self._text_encoder(text)
         inner = _without_prefix(settings)
         self._inner = self._text_encoder(json.dumps(inner)) if inner else self._first
@@ -222,13 +227,6 @@ class Tokenizer:
                 text = json.dumps(hide_names(settings))
                 self._ll = LLTokenizer(text, n_vocab=self.vocab_size, eos_token=eos)
             return self._ll
-
-    @property
-    def control_tokens(self) -> ControlTokens:
-        """The tokens that llguidance takes for no text."""
-        added = hidden_tokens(json.loads(self._backend.to_str()))
-        ids = {item["content"]: item["id"] for item in added}
-        return ControlTokens(ids, self.special_ids & frozenset(ids.values()))
 
     @property
     def vocabulary(self) -> dict[str, int]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import RequestError
+from engine.grammar.structures import MEMBERS
 from engine.request import Constraint, ConstraintKind
 from engine.server.body import parse_json
 from engine.server.problem import HttpError
@@ -13,14 +14,16 @@ from engine.server.readers import FieldError, Reader, below, boolean, members, o
 
 MAX_DESCRIPTION = 65_536
 
-FORMATS = ("text", "json_object", "json_schema")
+FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
 
 def response_format(value: Any) -> Constraint | None:
-    """Take OpenAI's response_format; "text" constrains nothing.
+    """Take OpenAI's response_format, or structures in free text; "text" constrains nothing.
 
     A schema is enforced whole or refused, whether it is strict or not.
     """
+    if _is_tag(value):
+        return _tag_format(value)
     given = members(value, ("type", "json_schema"))
     kind = below(".type", one_of(*FORMATS), given.get("type"))
     if kind != "json_schema" and "json_schema" in given:
@@ -44,7 +47,7 @@ def text_format(value: Any) -> Constraint | None:
 
 
 def structured_outputs(value: Any) -> Constraint | None:
-    """Take an object with one of json, json_object, regex, choice and grammar."""
+    """Take an object with one of json, json_object, regex, choice, grammar and structural_tag."""
     given = members(value, (*SPELLINGS, "json_object"))
     if len(given) != 1:
         raise FieldError(f"must hold exactly one of {', '.join((*SPELLINGS, 'json_object'))}")
@@ -70,7 +73,20 @@ def constraint_of(name: str, value: Any) -> Constraint:
     return Constraint(kind=KINDS[name], value=value)
 
 
+def _is_tag(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") == "structural_tag"
+
+
+def _tag_format(value: dict[str, Any]) -> Constraint:
+    """Take structures in free text, whose members stand beside the type."""
+    given = members(value, ("type", *MEMBERS))
+    tag = {name: item for name, item in given.items() if name != "type" and item is not None}
+    return constraint_of("structural_tag", tag)
+
+
 def _flat_format(value: Any) -> Constraint | None:
+    if _is_tag(value):
+        return _tag_format(value)
     given = members(value, ("type", *SCHEMA_MEMBERS))
     kind = below(".type", one_of(*FORMATS), given.pop("type", None))
     if kind == "json_schema":
@@ -90,6 +106,16 @@ def _schema(value: Any) -> Any:
     if not isinstance(value, dict | bool):
         raise FieldError(f"must be a JSON Schema, not {shown(value)}")
     return value
+
+
+def _tag(value: Any) -> Any:
+    """Take structures in free text, or the JSON text of them."""
+    if isinstance(value, str):
+        try:
+            value = parse_json(value, "the structural tag")
+        except HttpError as error:
+            raise FieldError(f"is no structural tag: {error.message}") from None
+    return members(value, MEMBERS)
 
 
 def _named_schema(value: Any) -> Any:
@@ -125,6 +151,7 @@ SPELLINGS: Mapping[str, Reader] = {
     "regex": text(MAX_DESCRIPTION),
     "choice": _choices,
     "grammar": text(1_000_000),
+    "structural_tag": _tag,
 }
 
 KINDS = {
@@ -132,6 +159,7 @@ KINDS = {
     "regex": ConstraintKind.REGEX,
     "choice": ConstraintKind.CHOICE,
     "grammar": ConstraintKind.LARK,
+    "structural_tag": ConstraintKind.STRUCTURAL_TAG,
 }
 
 

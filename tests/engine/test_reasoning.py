@@ -222,6 +222,15 @@ def test_no_end_token_is_legal_inside_the_reasoning_of_a_constrained_row() -> No
     assert (free.finish_reason, free.token_ids) == (FinishReason.STOP, ())
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_reasoning_is_the_same_whether_a_constraint_follows_or_not(temperature: float) -> None:
+    """Bytes that are no UTF-8 and control tokens may stand in it, as in any reasoning."""
+    sampling = biased({CLOSING: 7.0, 256: -100.0, 258: -100.0}, temperature=temperature)
+    bound, free = (one(constraint=item, sampling=sampling) for item in (JSON, None))
+    assert bound.reasoning == free.reasoning
+    assert bound.token_ids[: bound.reasoning_tokens] == free.token_ids[: free.reasoning_tokens]
+
+
 def test_a_document_may_end_with_the_last_token_of_the_budget() -> None:
     ids = truth(0.0, True)["row-0"]
     done = one(constraint=JSON, max_tokens=len(ids))

@@ -10,7 +10,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from engine.errors import RowError
 from engine.grammar.compile import CompiledGrammar, GrammarCompiler
 from engine.grammar.limits import GrammarLimits
-from engine.models.special_names import hidden_name
+from engine.models.special_names import ControlTokens, hidden_name
 from engine.request import Constraint, ConstraintKind
 
 MERGED = ('{"', '":"', '","', '":', '"}', "true", "false", "null", "  ", "00", "12", "na", "name")
@@ -53,8 +53,17 @@ class Bench:
         self.tokenizer = LLTokenizer(
             TokenizerWrapper(self.vocabulary), eos_token=self.vocabulary.special_token_ids
         )
+        self.limits = limits or GrammarLimits()
+        self.name_controls({})
+
+    def name_controls(self, ids: dict[str, int], silent: frozenset[int] = frozenset()) -> None:
+        """Compile from now on with control tokens that structures may name."""
         self.compiler = GrammarCompiler(
-            self.tokenizer, self.vocab_size, frozenset(self.ends), limits or GrammarLimits()
+            self.tokenizer,
+            self.vocab_size,
+            frozenset(self.ends),
+            self.limits,
+            ControlTokens(ids, silent),
         )
 
     def encode(self, text: str | bytes) -> list[int]:
