@@ -13,10 +13,9 @@ import time
 from typing import Any
 
 import httpx2
+import jsonschema_rs
 import psutil
 import pytest
-from jsonschema import Draft202012Validator
-from jsonschema.validators import validator_for
 
 from tests.engine.grammar import test_accepts, test_formats, test_numbers, test_refusals
 from tests.engine.server.cases.echo import prompt_ids
@@ -87,14 +86,18 @@ MORE: dict[str, tuple[object, list[str], list[str]]] = {
     ),
 }
 TABLE = test_accepts.TABLE | test_numbers.TABLE | _formats() | MORE
+DRAFTING = ("serial+spec", "batch+spec")
 VERDICTS = [
-    pytest.param(*TABLE[name], lanes, id=name) for name, lanes in zip(TABLE, PAIRS, strict=False)
+    pytest.param(*TABLE[name], DRAFTING if "thousand" in name else lanes, id=name)
+    for name, lanes in zip(TABLE, PAIRS, strict=False)
 ]
+"""Each schema in two lanes; long texts only where they are quick."""
 
 
 def is_valid(schema: Any, text: str) -> bool:
-    kind = validator_for(schema, default=Draft202012Validator)
-    return bool(kind(schema, format_checker=kind.FORMAT_CHECKER).is_valid(json.loads(text)))
+    """Ask a validator the engine does not use."""
+    judge = jsonschema_rs.validator_for(schema, validate_formats=True)
+    return bool(judge.is_valid(json.loads(text)))
 
 
 def writings(live: Live, schema: Any, texts: list[str], lane: str, *, stream: bool) -> list[Said]:
