@@ -21,6 +21,7 @@ def echo(_echo: Live) -> Iterator[Live]:
     """A server of the echo model."""
     yield _echo
     _echo.wait_until_idle()
+    assert _echo.is_serving(), "the server must go on serving"
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +35,4 @@ def tiny(_tiny: Live) -> Iterator[Live]:
     """A server of the tiny model."""
     yield _tiny
     _tiny.wait_until_idle()
+    assert _tiny.is_serving(), "the server must go on serving"
