@@ -100,6 +100,7 @@ def test_garbage_behind_an_answer_closes_the_connection(
 ) -> None:
     host, port = tiny.url.removeprefix("http://").split(":")
     start = head("Transfer-Encoding: chunked").replace("application/json", "text/plain")
+    start = start.replace("Connection: close\r\n", "")
     with socket.create_connection((host, int(port)), timeout=30) as connection:
         connection.sendall(f"{start}5\r\nfirst\r\n".encode())
         assert connection.recv(65536).startswith(b"HTTP/1.1 415")
