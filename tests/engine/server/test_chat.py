@@ -278,6 +278,7 @@ def test_other_constraints_are_met_too(
     [
         {"temperature": 1, "top_k": 1},
         {"temperature": 1, "top_p": 0},
+        {"temperature": 1, "top_p": 1e-9},
         {"temperature": 2, "min_p": 0.99},
         {"temperature": 1e-6},
         {"temperature": 0, "logit_bias": {"34": -100}},
@@ -287,10 +288,20 @@ def test_other_constraints_are_met_too(
 )
 def test_a_constraint_holds_however_narrow_sampling_is(live: Live, hard: dict[str, Any]) -> None:
     schema = {"type": "json_schema", "json_schema": {"schema": {"enum": ["alpha", "beta"]}}}
-    answer = live.chat(
-        max_tokens=30, response_format=schema, logprobs=True, top_logprobs=5, **hard
-    ).json()
-    assert json.loads(answer["choices"][0]["message"]["content"]) in ("alpha", "beta")
+    fields = {"response_format": schema, "logprobs": True, "top_logprobs": 5, **hard}
+    whole = live.chat(max_tokens=30, seed=4, **fields).json()["choices"][0]
+    assert json.loads(whole["message"]["content"]) in ("alpha", "beta")
+    assert whole["finish_reason"] == "stop"
+    parts = [
+        chunk["choices"][0] for chunk in streamed(live, max_tokens=30, seed=4, **fields)
+    ]
+    text = "".join(part["delta"].get("content", "") for part in parts)
+    assert text == whole["message"]["content"]
+    entries = whole["logprobs"]["content"]
+    assert len(entries) == len(text)
+    for entry in entries:
+        for item in (entry, *entry["top_logprobs"]):
+            assert -9999 <= item["logprob"] <= 0
 
 
 THINKS: Any = {

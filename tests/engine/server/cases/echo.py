@@ -30,7 +30,7 @@ SPLIT = ("f09f", "98", "80", "20e697", "a5", "e69cac", "c4", "8f", "c3a162", "f0
          "8df09f91a9")  # fmt: skip
 """Parts of characters, as hex."""
 
-TEXTS = ("Hi ", "ple", "as", "\nUser", "x<", "|im_", "end", "ab", " c", "a\ufffdb", "\ufffd",
+TEXTS = ("Hi ", "ple", "as", "User", "x<", "|im_", "end", "ab", " c", "a\ufffdb", "\ufffd",
          "\u0301", "🏳", "\ufe0f", "\u200d", "🌈", "A 世", "    ", " ,", "'s", "\r\n")  # fmt: skip
 
 PIECES = (*(bytes.fromhex(part) for part in SPLIT), *(text.encode() for text in TEXTS))

@@ -57,13 +57,13 @@ CUT = {
 """Requests behind which the client sends nothing more, though the server expects it."""
 
 
-def answered(live: Live, request: str, *, is_cut: bool) -> bytes:
+def answered(live: Live, request: bytes, *, is_cut: bool) -> bytes:
     """Send bytes and read to the end; a server need not read what it refuses."""
     host, port = live.url.removeprefix("http://").split(":")
     found = b""
     with socket.create_connection((host, int(port)), timeout=30) as connection:
         with contextlib.suppress(ConnectionError):
-            connection.sendall(request.encode())
+            connection.sendall(request)
             if is_cut:
                 connection.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionError):
@@ -77,7 +77,7 @@ def test_whatever_is_sent_is_answered_below_500(
     tiny: Live, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     request, statuses = (REQUESTS | CUT)[name]
-    answer = answered(tiny, request, is_cut=name in CUT)
+    answer = answered(tiny, request.encode(), is_cut=name in CUT)
     assert (answer.split(b" ")[1] if answer else b"") in statuses, answer[:200]
     assert b"Traceback" not in answer
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
@@ -91,7 +91,7 @@ def test_whatever_is_sent_is_answered_below_500(
 def test_a_body_over_the_limit_is_not_kept(tiny: Live, name: str) -> None:
     request, _ = REQUESTS[name]
     before = psutil.Process().memory_info().rss
-    answered(tiny, request, is_cut=False)
+    answered(tiny, request.encode(), is_cut=False)
     assert psutil.Process().memory_info().rss - before < 2**24
 
 
