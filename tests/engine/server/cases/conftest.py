@@ -14,6 +14,7 @@ from tests.engine.server.live import Live, serving
 def _echo() -> Iterator[Live]:
     with echoing() as live:
         yield live
+        assert live.is_serving(), "the server must go on serving"
 
 
 @pytest.fixture
@@ -21,13 +22,13 @@ def echo(_echo: Live) -> Iterator[Live]:
     """A server of the echo model."""
     yield _echo
     _echo.wait_until_idle()
-    assert _echo.is_serving(), "the server must go on serving"
 
 
 @pytest.fixture(scope="session")
 def _tiny() -> Iterator[Live]:
     with serving(allow_overrides=True) as live:
         yield live
+        assert live.is_serving(), "the server must go on serving"
 
 
 @pytest.fixture
@@ -35,4 +36,3 @@ def tiny(_tiny: Live) -> Iterator[Live]:
     """A server of the tiny model."""
     yield _tiny
     _tiny.wait_until_idle()
-    assert _tiny.is_serving(), "the server must go on serving"

@@ -13,7 +13,15 @@ import pytest
 
 from tests.engine.grammar.test_cases import CASES, KNOWN_DIFFERENCES
 from tests.engine.server.cases.echo import pieces
-from tests.engine.server.cases.reply import LANES, MODES, ask, ask_chat, schema_format
+from tests.engine.server.cases.reply import (
+    LANES,
+    MODES,
+    ask,
+    ask_chat,
+    schema_format,
+    streamed,
+    whole,
+)
 from tests.engine.server.cases.test_http import answered
 from tests.engine.server.cases.test_schemas import is_valid, writings
 from tests.engine.server.live import CHAT, MODEL, Live, chat_body
@@ -21,6 +29,8 @@ from tests.engine.server.live import CHAT, MODEL, Live, chat_body
 pytestmark = pytest.mark.skipif(not CASES.is_dir(), reason="the collected cases are not here")
 
 GOOD = chat_body(max_tokens=2)
+SENT = {"serial": False, "batch+spec": True}
+"""Lane -> whether it streams: the two that have least in common; the tests beside take them all."""
 REFUSED = (400, 422)
 
 
@@ -96,6 +106,7 @@ def test_a_request_as_bytes_has_a_status_of_its_row(
         return
     is_cut = "shorter" in str(row.get("headers", ""))
     answer = answered(tiny, sent(row), is_cut=is_cut)
+    assert tiny.is_serving()
     assert b"Traceback" not in answer
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
     if is_cut or not answer:
@@ -139,9 +150,8 @@ def test_usage_is_sent_where_its_row_asks(tiny: Live, row: dict[str, Any]) -> No
 @pytest.mark.parametrize("row", rows("sv-07"))
 def test_a_body_takes_the_same_tokens_everywhere(tiny: Live, row: dict[str, Any]) -> None:
     replies = [
-        ask(tiny, CHAT, at_home(row) | {"fm": fm}, stream=stream)
-        for fm in LANES.values()
-        for stream in MODES.values()
+        ask(tiny, CHAT, at_home(row) | {"fm": LANES[lane]}, stream=stream)
+        for lane, stream in SENT.items()
     ]
     counts = {tuple(reply.usage[f"{name}_tokens"] for name in ("prompt", "completion", "total"))
               for reply in replies}  # fmt: skip
@@ -169,30 +179,30 @@ def verdicts(row: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.parametrize("row", rows(*WITH_VERDICTS))
-@pytest.mark.parametrize("lane", ["batch+spec", "serial+spec"])
 def test_texts_of_a_schema_can_be_written_as_its_row_says(
-    echo: Live, row: dict[str, Any], lane: str
+    echo: Live, row: dict[str, Any]
 ) -> None:
     accepted, rejected = verdicts(row)
     if "must_reject_or_warn" in row:
         answer = echo.chat(response_format=schema_format(row["schema"]))
         assert answer.json()["error"]["code"] == "invalid_schema"
     elif accepted or rejected:
-        written = writings(echo, row["schema"], [*accepted, *rejected], lane, stream=True)
+        written = writings(echo, row["schema"], [*accepted, *rejected], "batch+spec", stream=True)
         texts = [choice.text for choice in written if choice.reasons == ["stop"]]
         assert [text for text in [*accepted, *rejected] if text in texts] == accepted
 
 
 @pytest.mark.parametrize("row", [*rows(*WITHOUT), *rows("so-06", key="also")])
-@pytest.mark.parametrize("stream", MODES.values(), ids=MODES)
 def test_a_schema_is_enforced_or_refused_at_once(
-    tiny: Live, row: dict[str, Any], stream: bool, request: pytest.FixtureRequest
+    tiny: Live, row: dict[str, Any], request: pytest.FixtureRequest
 ) -> None:
     form = row.get("response_format") or schema_format(row["schema"])
-    for temperature in (0, 1):
-        fields = {"temperature": temperature, "seed": 5, "max_tokens": 64, "response_format": form}
+    for temperature, stream in enumerate(MODES.values()):
+        body = chat_body(temperature=temperature, seed=5, max_tokens=64, response_format=form)
+        body |= {"stream": stream, "return_token_ids": True}
+        body |= {"stream_options": {"include_usage": True}} if stream else {}
         began_s = time.monotonic()
-        answer = tiny.chat("Give an example.", stream=stream, **fields)
+        answer = tiny.client.post(CHAT, json=body)
         if answer.status_code == 400:
             assert time.monotonic() - began_s < 1
             error = answer.json()["error"]
@@ -200,19 +210,18 @@ def test_a_schema_is_enforced_or_refused_at_once(
             assert error["code"] in ("invalid_schema", "invalid_value")
         else:
             assert "so-06" not in request.node.name
-            reply = ask_chat(tiny, "Give an example.", stream=stream, **fields)
+            reply = streamed(answer) if stream else whole(answer)
             ended = reply.said.reasons == ["stop"]
             assert reply.usage["conformance"] == ("enforced" if ended else "failed")
             assert not ended or is_valid(row["schema"], reply.said.text)
 
 
 @pytest.mark.parametrize("row", rows("so-22"))
-@pytest.mark.parametrize("stream", MODES.values(), ids=MODES)
-def test_a_mask_comes_before_the_sampler(tiny: Live, row: dict[str, Any], stream: bool) -> None:
+def test_a_mask_comes_before_the_sampler(tiny: Live, row: dict[str, Any]) -> None:
     body = at_home(INPUTS["so-22"]["template"]["body"]) | row
     if "logit_bias" in row:
         body["logit_bias"] = {str(ord('"')): bias for bias in row["logit_bias"].values()}
-    reply = ask(tiny, CHAT, body, stream=stream)
+    reply = ask(tiny, CHAT, body, stream=True)
     assert json.loads(reply.said.text) in ("alpha", "beta")
     assert reply.said.reasons == ["stop"]
 
@@ -228,9 +237,7 @@ def bodies() -> Iterator[Any]:
 @pytest.mark.parametrize("body", list(bodies()))
 def test_a_body_gives_the_same_reply_in_every_lane(tiny: Live, body: dict[str, Any]) -> None:
     replies = [
-        ask(tiny, CHAT, body | {"fm": fm}, stream=stream)
-        for fm in LANES.values()
-        for stream in MODES.values()
+        ask(tiny, CHAT, body | {"fm": LANES[lane]}, stream=stream) for lane, stream in SENT.items()
     ]
     assert all(reply.said.outcome == replies[0].said.outcome for reply in replies)
     said, form = replies[0].said, body.get("response_format")
@@ -258,8 +265,7 @@ def runs() -> list[Any]:
 
 
 @pytest.mark.parametrize(("run", "tokens", "text"), runs())
-@pytest.mark.parametrize("lane", LANES)
-@pytest.mark.parametrize("stream", MODES.values(), ids=MODES)
+@pytest.mark.parametrize(("lane", "stream"), SENT.items())
 def test_pieces_become_the_text_of_their_run(
     echo: Live, run: dict[str, Any], tokens: list[Any], text: str, lane: str, stream: bool
 ) -> None:
@@ -276,8 +282,7 @@ def test_pieces_become_the_text_of_their_run(
 
 
 @pytest.mark.parametrize("row", rows("tx-02", key="runs"))
-@pytest.mark.parametrize("lane", LANES)
-@pytest.mark.parametrize("stream", MODES.values(), ids=MODES)
+@pytest.mark.parametrize(("lane", "stream"), SENT.items())
 def test_a_boundary_ends_as_its_run_says(
     echo: Live, row: dict[str, Any], lane: str, stream: bool
 ) -> None:

@@ -80,6 +80,7 @@ def test_whatever_is_sent_is_answered_below_500(
     answer = answered(tiny, request.encode(), is_cut=name in CUT)
     assert (answer.split(b" ")[1] if answer else b"") in statuses, answer[:200]
     assert b"Traceback" not in answer
+    assert tiny.is_serving()
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
     if answer:
         document = json.loads(answer.partition(b"\r\n\r\n")[2])

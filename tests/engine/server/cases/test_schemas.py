@@ -86,9 +86,9 @@ MORE: dict[str, tuple[object, list[str], list[str]]] = {
     ),
 }
 TABLE = test_accepts.TABLE | test_numbers.TABLE | _formats() | MORE
-DRAFTING = ("serial+spec", "batch+spec")
+QUICK = ("batch+spec",)
 VERDICTS = [
-    pytest.param(*TABLE[name], DRAFTING if "thousand" in name else lanes, id=name)
+    pytest.param(*TABLE[name], QUICK if "thousand" in name else lanes, id=name)
     for name, lanes in zip(TABLE, PAIRS, strict=False)
 ]
 """Each schema in two lanes; long texts only where they are quick."""
@@ -119,10 +119,10 @@ def writings(live: Live, schema: Any, texts: list[str], lane: str, *, stream: bo
 
 @pytest.mark.parametrize(("schema", "accepted", "rejected", "lanes"), VERDICTS)
 def test_a_text_can_be_written_when_its_schema_allows_it_and_only_then(
-    echo: Live, schema: Any, accepted: list[str], rejected: list[str], lanes: tuple[str, str]
+    echo: Live, schema: Any, accepted: list[str], rejected: list[str], lanes: tuple[str, ...]
 ) -> None:
     texts = [*accepted, *rejected]
-    for lane, stream in zip(lanes, MODES.values(), strict=True):
+    for lane, stream in zip(lanes, MODES.values(), strict=False):
         written = writings(echo, schema, texts, lane, stream=stream)
         whole = [
             text
