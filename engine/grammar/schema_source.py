@@ -107,7 +107,9 @@ def _check_recursion(graph: SchemaGraph) -> None:
     cycle = find_in_place_cycle(graph)
     if cycle is not None:
         where = cycle or "the root"
-        raise SchemaError(f"$ref: the schema at {where} refers to itself without end", cycle, "$ref")
+        raise SchemaError(
+            f"$ref: the schema at {where} refers to itself without end", cycle, "$ref"
+        )
     endless = find_endless(graph)
     if endless is not None:
         where = endless or "the root"

@@ -292,9 +292,7 @@ def test_a_constraint_holds_however_narrow_sampling_is(live: Live, hard: dict[st
     whole = live.chat(max_tokens=30, seed=4, **fields).json()["choices"][0]
     assert json.loads(whole["message"]["content"]) in ("alpha", "beta")
     assert whole["finish_reason"] == "stop"
-    parts = [
-        chunk["choices"][0] for chunk in streamed(live, max_tokens=30, seed=4, **fields)
-    ]
+    parts = [chunk["choices"][0] for chunk in streamed(live, max_tokens=30, seed=4, **fields)]
     text = "".join(part["delta"].get("content", "") for part in parts)
     assert text == whole["message"]["content"]
     entries = whole["logprobs"]["content"]

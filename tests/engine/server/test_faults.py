@@ -96,7 +96,11 @@ def parts_of(live: Live, path: str) -> tuple[list[Any], float]:
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(RuntimeError("broken"), "row_failed"), (KeyboardInterrupt(), "engine_dead"), (None, "timeout")],
+    [
+        (RuntimeError("broken"), "row_failed"),
+        (KeyboardInterrupt(), "engine_dead"),
+        (None, "timeout"),
+    ],
     ids=["a row", "the thread", "a step that hangs"],
 )
 def test_an_error_in_mid_stream_is_an_event_and_then_the_end(

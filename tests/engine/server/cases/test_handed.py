@@ -99,7 +99,13 @@ def test_a_request_as_bytes_has_a_status_of_its_row(
     tiny: Live, row: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     if row.get("body", "").startswith("max_tokens 1e3"):
-        for value, status in (("1e1", 200), ("5.0", 200), ('"5"', 400), ("5.5", 400), ("true", 400)):
+        for value, status in (
+            ("1e1", 200),
+            ("5.0", 200),
+            ('"5"', 400),
+            ("5.5", 400),
+            ("true", 400),
+        ):
             body = json.dumps(GOOD).replace('"max_tokens": 2', f'"max_tokens": {value}')
             answer = answered(tiny, sent({"body": body}), is_cut=False)
             assert answer.split(b" ")[1] == str(status).encode()
@@ -179,9 +185,7 @@ def verdicts(row: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.parametrize("row", rows(*WITH_VERDICTS))
-def test_texts_of_a_schema_can_be_written_as_its_row_says(
-    echo: Live, row: dict[str, Any]
-) -> None:
+def test_texts_of_a_schema_can_be_written_as_its_row_says(echo: Live, row: dict[str, Any]) -> None:
     accepted, rejected = verdicts(row)
     if "must_reject_or_warn" in row:
         answer = echo.chat(response_format=schema_format(row["schema"]))

@@ -15,8 +15,19 @@ from tests.engine.server.live import CHAT, Live, chat_body, events_of
 COUNTED: dict[str, tuple[str, dict[str, Any]]] = {
     "the budget": ("Count up.", {"max_tokens": 30, "ignore_eos": True}),
     "an end token": ("Say: ok", {"max_tokens": 64, "min_tokens": 9, "logit_bias": {"258": 100}}),
-    "a document": ("Choose.", {"max_tokens": 64, "response_format": schema_format({"enum": ["a"]})}),
-    "a stop text": ("smile 😀", {"max_tokens": 300, "ignore_eos": True, "stop": ["b", "e", " "]}),
+    "a document": (
+        "Choose.",
+        {"max_tokens": 64, "response_format": schema_format({"enum": ["a"]})},
+    ),
+    "a stop text": (
+        "smile 😀",
+        {
+            "max_tokens": 300,
+            "ignore_eos": True,
+            "stop": ["b", "e", " "],
+            "chat_template_kwargs": {"enable_thinking": False},
+        },
+    ),
 }
 """What ends the reply -> prompt and fields."""
 
@@ -35,6 +46,7 @@ def test_every_lane_and_mode_counts_the_same_tokens(tiny: Live, name: str) -> No
         for stream in MODES.values()
     ]
     options = {"enable_thinking": False} if "response_format" in fields else {}
+    options |= fields.get("chat_template_kwargs", {})
     for reply in replies:
         usage = reply.usage
         assert usage["prompt_tokens"] == len(rendered(content, **options))
