@@ -32,6 +32,10 @@ class DocumentError(FmError, ValueError):
         self.fault = fault
 
 
+class TooDeepError(DocumentError):
+    """A text is nested deeper than it can be read."""
+
+
 def read_document(text: str) -> Any:
     """Return the value of a text that holds exactly one JSON document.
 
@@ -40,7 +44,8 @@ def read_document(text: str) -> Any:
 
     Raises:
         DocumentError: other text, a second document, a key twice in one object, NaN or Infinity,
-            a number beyond the range of a double, or nesting too deep to be read.
+            a number beyond the range of a double, or, as TooDeepError, nesting too deep to be
+            read.
     """
     try:
         return json.loads(
@@ -55,7 +60,7 @@ def read_document(text: str) -> Any:
             Fault.NOT_JSON, f"{error.msg} at character {error.pos} of {reprlib.repr(text)}"
         ) from None
     except RecursionError:
-        raise DocumentError(Fault.NOT_JSON, "nested too deep to be read") from None
+        raise TooDeepError(Fault.NOT_JSON, "nested too deep to be read") from None
 
 
 def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -107,11 +107,15 @@ def _check_recursion(graph: SchemaGraph) -> None:
     cycle = find_in_place_cycle(graph)
     if cycle is not None:
         where = cycle or "the root"
-        raise SchemaError(f"the schema at {where} refers to itself without end", cycle, "$ref")
+        raise SchemaError(
+            f"$ref: the schema at {where} refers to itself without end", cycle, "$ref"
+        )
     endless = find_endless(graph)
     if endless is not None:
         where = endless or "the root"
-        raise SchemaError(f"every document of the schema at {where} is endless", endless, "$ref")
+        raise SchemaError(
+            f"$ref: every document of the schema at {where} is endless", endless, "$ref"
+        )
 
 
 def _report(mask: MaskSchema, unenforced: list[Finding]) -> SchemaReport:

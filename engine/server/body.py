@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
-from engine.document import DocumentError, read_document
+from engine.document import DocumentError, TooDeepError, read_document
 from engine.server.problem import HttpError, refusal
 
 MAX_DEPTH = 128
@@ -59,6 +59,8 @@ def parse_json(text: str, what: str) -> Any:
     """Return the value of a JSON text; raises HttpError as parse_document, naming `what`."""
     try:
         value = read_document(text)
+    except TooDeepError:
+        raise _too_deep(what) from None
     except DocumentError as error:
         raise refusal(f"{what} is not JSON: {error}"[:300], code="invalid_json") from None
     _check_depth(value, what)

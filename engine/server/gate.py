@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import hmac
-import logging
 from collections.abc import Callable, Mapping
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.errors import FmError
-from engine.server.problem import HttpError, problem_of
+from engine.server.problem import HttpError, told_as
 from engine.server.settings import ServerConfig, is_loopback
-
-LOGGER = logging.getLogger("fm.server")
 
 OPEN_PATHS = ("/health",)
 """What may be asked without a key: it tells nothing but a word."""
@@ -53,7 +49,7 @@ class Gate:
             self._check(scope)
             await self._app(scope, receive, noted)
         except Exception as error:  # noqa: BLE001  # whatever it is, the client gets an answer
-            problem = _told(error)
+            problem = told_as(error)
             if status == 0:
                 answer = JSONResponse(problem.document, problem.status, headers=problem.headers)
                 await answer(scope, receive, noted)
@@ -85,14 +81,3 @@ class Gate:
         name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
         if not is_loopback(name):
             raise HttpError(403, "the Host header must name this machine", code="wrong_host")
-
-
-def _told(error: Exception) -> HttpError:
-    """Return what an error is told as; one that nobody foresaw is told by its class alone."""
-    if isinstance(error, HttpError):
-        return error
-    if isinstance(error, FmError):
-        return problem_of(error)
-    LOGGER.error("a request failed: %s", type(error).__name__)
-    LOGGER.debug("what it failed with", exc_info=error)
-    return HttpError(500, f"an error of the server ({type(error).__name__})", code="internal_error")

@@ -12,6 +12,7 @@ import uvicorn
 from engine.errors import FmError, SettingError
 from engine.loop import Engine
 from engine.server.app import Server, build_app
+from engine.server.malformed import HttpProtocol
 from engine.server.settings import ServerConfig
 from engine.server.worker import EngineWorker
 
@@ -92,7 +93,7 @@ def uvicorn_config(config: ServerConfig, server: Server) -> uvicorn.Config:
     return uvicorn.Config(
         build_app(server),
         loop="asyncio",
-        http="h11",
+        http=HttpProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

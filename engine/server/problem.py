@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from engine.errors import (
     SettingError,
     UnknownNameError,
 )
+
+LOGGER = logging.getLogger("fm.server")
 
 CALLER, SERVER = "invalid_request_error", "server_error"
 """Types of errors: the caller has to change the request, or it may be sent again as it is."""
@@ -97,6 +100,17 @@ def problem_of(error: FmError, param: str | None = None) -> HttpError:
     """Return what an error of the engine is told as."""
     answer = next(ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS)
     return HttpError(answer.status, str(error), param=param, code=answer.code, kind=answer.kind)
+
+
+def told_as(error: Exception) -> HttpError:
+    """Return what any error is told as; one that nobody foresaw is told by its class alone."""
+    if isinstance(error, HttpError):
+        return error
+    if isinstance(error, FmError):
+        return problem_of(error)
+    LOGGER.error("a request failed: %s", type(error).__name__)
+    LOGGER.debug("what it failed with", exc_info=error)
+    return HttpError(500, f"an error of the server ({type(error).__name__})", code="internal_error")
 
 
 def refusal(

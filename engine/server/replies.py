@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from engine.request import Completion, FinishReason, TokenEvent
 from engine.server.chunks import chat_form, completion_form
 from engine.server.forms import Form, Letterhead, Piece
-from engine.server.problem import HttpError
+from engine.server.problem import HttpError, told_as
 from engine.server.protocol import Call
 from engine.server.response_form import ResponseForm
 from engine.server.standing import Endpoint
@@ -72,8 +72,8 @@ class Reply:
                         yield item
             for item in form.ending(self._ordered()):
                 yield item
-        except HttpError as error:
-            for item in form.failure(error):
+        except Exception as error:  # noqa: BLE001  # a client that waits has to be told
+            for item in form.failure(told_as(error)):
                 yield item
 
     async def _steps(self) -> AsyncIterator[Sequence[Told]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from typing import Any
 
 import httpx2
@@ -46,6 +48,16 @@ class Live:
 
     def respond(self, content: Any = "hi", **fields: Any) -> httpx2.Response:
         return self.client.post(RESPONSES, json=response_body(content, **fields))
+
+    def is_serving(self) -> bool:
+        """Ask for a reply on a connection of its own."""
+        connection = HTTPConnection(self.url.removeprefix("http://"), timeout=WAIT_S)
+        try:
+            headers = {"content-type": "application/json"}
+            connection.request("POST", CHAT, json.dumps(chat_body()), headers)
+            return connection.getresponse().status == 200
+        finally:
+            connection.close()
 
     def wait_until_idle(self) -> None:
         wait_for(lambda: self.worker.num_rows == 0 and not engine_of(self).has_work)

@@ -7,20 +7,28 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx2
+import mlx.core as mx
+import numpy as np
+import openai
 import pytest
+from openai import OpenAI
 
 from engine.config import EngineConfig
 from engine.errors import ModelError, SettingError
 from engine.loop import Engine
 from engine.sequence import Sequence
 from engine.server.settings import ServerConfig
+from engine.server.token_texts import TokenTexts
 from engine.server.worker import State
-from engine.testing import ScriptedDrafter, tiny_model
+from engine.testing import ScriptedDrafter, TableModel, tiny_model
 from tests.engine.server.live import (
     CHAT,
+    COMPLETIONS,
+    MODEL,
     Live,
     chat_body,
     engine_of,
@@ -70,19 +78,50 @@ def trapped(trap: Trap, **settings: Any) -> Iterator[Live]:
             trap.release.set()
 
 
-def test_an_error_in_mid_stream_is_an_event_and_then_the_end() -> None:
-    trap = Trap(RuntimeError("broken"))
-    with trapped(trap) as live:
-        answer = live.client.post(CHAT, json=chat_body(stream=True, **LONG))
-        *chunks, last = [json.loads(item) for item in events_of(answer.text)]
+def parts_of(live: Live, path: str) -> tuple[list[Any], float]:
+    """The events of a long stream that fails, and the seconds between the last one and the end."""
+    body = chat_body(stream=True, **LONG)
+    if path == COMPLETIONS:
+        body = {"model": MODEL, "prompt": "hi", "stream": True, "temperature": 0, **LONG}
+    told_s = 0.0
+    text = ""
+    with live.client.stream("POST", path, json=body) as answer:
+        assert answer.status_code == 200
+        for part in answer.iter_text():
+            text += part
+            told_s = time.monotonic()
+    return [json.loads(item) for item in events_of(text)], time.monotonic() - told_s
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RuntimeError("broken"), "row_failed"),
+        (KeyboardInterrupt(), "engine_dead"),
+        (None, "timeout"),
+    ],
+    ids=["a row", "the thread", "a step that hangs"],
+)
+def test_an_error_in_mid_stream_is_an_event_and_then_the_end(
+    error: BaseException | None, code: str, path: str
+) -> None:
+    trap = Trap(error)
+    with trapped(trap, request_timeout_s=1.0, stuck_after_s=0.2) as live:
+        (*chunks, last), wait_s = parts_of(live, path)
+        assert last["error"]["code"] == code
         assert last["error"]["type"] == "server_error"
-        assert all(part["finish_reason"] is None for c in chunks for part in c["choices"])
-        whole = live.chat(**LONG)
-        assert whole.status_code == 503
-        assert whole.json()["error"]["code"] == "row_failed"
-        assert live.client.get("/health").status_code == 200
-        trap.is_set = False
-        assert live.chat().status_code == 200
+        assert wait_s < 1
+        texts = [part for chunk in chunks for part in chunk["choices"]]
+        assert len(texts) >= 3
+        assert all(part["finish_reason"] is None for part in texts)
+        if code == "row_failed":
+            whole = live.chat(**LONG)
+            assert whole.status_code == 503
+            assert whole.json()["error"]["code"] == code
+            assert live.client.get("/health").status_code == 200
+            trap.is_set = False
+            assert live.chat().status_code == 200
 
 
 def test_an_error_in_the_midst_of_a_response_fails_it_and_is_the_last_event() -> None:
@@ -100,6 +139,62 @@ def test_an_error_in_the_midst_of_a_response_fails_it_and_is_the_last_event() ->
         assert last["error"]["message"] == last["message"]
         assert [found["sequence_number"] for found in events] == list(range(len(events)))
         assert live.respond(**LONG_RESPONSE).status_code == 503
+
+
+def test_an_error_in_mid_stream_is_the_official_clients_own() -> None:
+    with (
+        trapped(Trap(RuntimeError("broken"))) as live,
+        OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        messages: Any = [{"role": "user", "content": "hi"}]
+        stream = client.chat.completions.create(
+            model=MODEL, messages=messages, stream=True, temperature=0, extra_body=LONG
+        )
+        assert len([next(stream) for _ in range(3)]) == 3
+        with pytest.raises(openai.APIError, match="broken"):
+            list(stream)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_an_error_nobody_foresaw_is_told_by_its_class(
+    live: Live, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> str:
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr(TokenTexts, "name", fail)
+    answer = live.chat(stream=stream, logprobs=True)
+    monkeypatch.undo()
+    document = json.loads(events_of(answer.text)[-1]) if stream else answer.json()
+    assert document["error"]["code"] == "internal_error"
+    assert "ZeroDivisionError" in document["error"]["message"]
+    assert "secret" not in answer.text
+    assert stream or answer.status_code == 500
+
+
+class Hungry(TableModel):
+    """Gets no memory for prompts of some length, as MLX says it on a GPU."""
+
+    def __call__(self, ids: mx.array, cache: list[Any] | None = None) -> mx.array:
+        """Return logits [rows, width, vocab]."""
+        if ids.shape[1] >= 64:
+            raise RuntimeError("[malloc] Unable to allocate 4398046511104 bytes.")
+        return super().__call__(ids, cache)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_prompt_there_is_no_memory_for_fails_alone(stream: bool) -> None:
+    size = tiny_model().vocab_size
+    table = np.zeros((size, size), dtype=np.float32)
+    model = replace(tiny_model(), name="hungry", model=Hungry(table), num_layers=1, path=None)
+    with serving(lambda: Engine(model, EngineConfig(max_rows=2))) as live:
+        answer = live.complete([65] * 200, stream=stream)
+        last = json.loads(events_of(answer.text)[-1]) if stream else answer.json()
+        assert stream or answer.status_code == 503
+        assert last["error"]["code"] == "row_failed"
+        assert "Unable to allocate" in last["error"]["message"]
+        assert live.client.get("/health").status_code == 200
+        assert live.complete([65]).status_code == 200
 
 
 def test_a_dead_engine_thread_is_told_by_health_and_to_whoever_waits() -> None:
@@ -137,9 +232,12 @@ def test_before_the_engine_is_open_requests_get_a_503_and_not_a_wait() -> None:
 
     with serving(open_late, waits=False) as live:
         assert live.client.get("/health").json() == {"status": "starting"}
-        answer = live.chat()
-        assert answer.status_code == 503
-        assert answer.headers["retry-after"]
+        for stream in (False, True):
+            answer = live.chat(stream=stream)
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "engine_starting"
+            assert answer.headers["retry-after"]
+        assert live.client.get("/v1/models").json()["data"][0]["state"] == "starting"
         assert live.client.get("/stats").json()["state"] == "starting"
         opening.set()
         wait_for(lambda: live.client.get("/health").status_code == 200)
