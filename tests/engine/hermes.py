@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 from engine.models.load import LoadedModel, load_model
 from engine.models.random_model import write_random_model
@@ -59,6 +59,6 @@ HERMES = SYSTEM + TURNS.replace("CALL\n", HERMES_CALL)
 @cache
 def hermes_model() -> LoadedModel:
     """Its tags are single tokens that are part of the text, as in the Qwen models."""
-    folder = Path(mkdtemp(prefix="fm-hermes-"))
-    write_random_model(11, folder, "float32", added=ADDED, chat_template=HERMES)
-    return load_model(str(folder))
+    with TemporaryDirectory() as folder:
+        write_random_model(11, Path(folder), "float32", added=ADDED, chat_template=HERMES)
+        return load_model(folder)
