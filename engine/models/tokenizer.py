@@ -43,6 +43,17 @@ RESERVED_OPTIONS = (
 """Arguments of the renderer that are no variables of a template; a template is not exchanged."""
 
 
+REFUSALS = (
+    TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What reading messages may raise that are not of the form a template has in mind."""
+
 TAG = re.compile(r"<[^<>\s]+>")
 
 MARKER = re.compile(r"<\S+>|\[\S+\]")
@@ -129,7 +140,10 @@ class Tokenizer:
             RequestError: the template refuses the messages.
         """
         if tools or any("tool_calls" in item or item.get("role") == "tool" for item in messages):
-            conversation = worded(messages, tools, self.tool_template)
+            try:
+                conversation = worded(messages, tools, self.tool_template)
+            except REFUSALS as error:
+                raise RequestError(f"messages lack what calls are made of: {error}") from error
             messages, tools = conversation.messages, conversation.tools
         return self._rendered(messages, tools, add_generation_prompt, options or {})
 
@@ -292,7 +306,7 @@ class Tokenizer:
                 add_generation_prompt=add_generation_prompt,
                 **extra,
             )
-        except (TemplateError, TypeError, KeyError, ValueError) as error:
+        except REFUSALS as error:
             raise RequestError(f"the chat template refuses the messages: {error}") from error
         return str(text)
 

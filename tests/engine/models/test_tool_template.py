@@ -149,6 +149,28 @@ def test_a_template_that_only_shows_tools_teaches_no_form(tmp_path: Path) -> Non
         _ = tokenizer.call_format
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "c1"}]},
+        {"role": "assistant", "content": "", "tool_calls": 3},
+        {"role": "tool"},
+    ],
+    ids=str,
+)
+def test_turns_that_lack_something_are_refused(plain: Tokenizer, message: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="lack what calls are made of"):
+        plain.chat_text([*TURNS_SAID[:1], message])
+
+
+@pytest.mark.parametrize("broken", ["messages[9].content + ''", "1 // 0", "1 + 'a'", "[].pop()"])
+def test_whatever_a_template_raises_is_a_refusal(tmp_path: Path, broken: str) -> None:
+    tokenizer = opened(tmp_path, "{{ " + broken + " }}")
+    with pytest.raises(RequestError, match="template refuses"):
+        tokenizer.chat_text(TURNS_SAID[:1])
+
+
 def test_tags_that_are_no_text_are_refused(tmp_path: Path) -> None:
     write_random_model(1, tmp_path, "float32", added=ADDED, chat_template=HERMES)
     place = tmp_path / "tokenizer.json"

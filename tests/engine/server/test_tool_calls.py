@@ -151,6 +151,17 @@ def test_a_stop_text_ends_a_call_and_no_call_is_told_of(either: Live) -> None:
     assert arguments.endswith(',"')
 
 
+def test_a_stop_text_behind_a_whole_call_is_still_a_stop(hermes: Live) -> None:
+    bias = {str(CALL): 100, str(ord("x")): 80}
+    fields: Any = {"logit_bias": bias, "frequency_penalty": 90, "stop": "x"}
+    (choice,) = answered(hermes, **fields)["choices"]
+    (call,) = calls_of(choice)
+    check_call(*call)
+    assert choice["finish_reason"] == "stop"
+    (streamed,) = collected(hermes, **fields)
+    assert streamed["finish_reason"] == "stop"
+
+
 def test_reasoning_comes_before_calls(thinker: Live) -> None:
     fields: Any = {
         "tool_choice": "required",
