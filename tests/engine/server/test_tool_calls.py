@@ -19,7 +19,7 @@ from tests.engine.server.calling import (
     collected,
     named,
 )
-from tests.engine.server.live import Live
+from tests.engine.server.live import Live, serving
 
 
 @pytest.mark.parametrize(
@@ -160,6 +160,20 @@ def test_a_stop_text_behind_a_whole_call_is_still_a_stop(hermes: Live) -> None:
     assert choice["finish_reason"] == "stop"
     (streamed,) = collected(hermes, **fields)
     assert streamed["finish_reason"] == "stop"
+
+
+def test_lanes_and_drafts_do_not_change_what_is_called() -> None:
+    fields: Any = {"tool_choice": "required", "parallel_tool_calls": False, **AT_ONCE}
+    with serving(allow_overrides=True) as live:
+        found = []
+        for lane in ("serial", "batch"):
+            for draft in (0, 3):
+                asked_for = {"lane": lane, "draft": draft}
+                answer = answered(live, **fields, temperature=1, seed=7, fm=asked_for)
+                assert answer["usage"]["lane"] == lane
+                found.append(calls_of(answer["choices"][0]))
+    check_call(*found[0][0])
+    assert found == found[:1] * 4
 
 
 def test_reasoning_comes_before_calls(thinker: Live) -> None:
