@@ -248,6 +248,11 @@ def serve(context: click.Context, model: str) -> int:
 @click.option("--max-tokens", type=int, default=256, help="most tokens of the reply")
 @click.option("--temperature", type=float, default=0.0, help="0 takes likeliest tokens")
 @click.option("--seed", type=int, default=0, help="of the draws")
+@click.option(
+    "--reasoning/--no-reasoning",
+    default=None,
+    help="whether the model reasons first, if it can; as its template says, or not with --schema",
+)
 @setting_flags(EngineConfig, {**DRAFT_FLAGS, **CACHE_FLAGS})
 @click.pass_context
 def generate(
@@ -258,8 +263,9 @@ def generate(
     max_tokens: int,
     temperature: float,
     seed: int,
+    reasoning: bool | None,
 ) -> int:
-    """Answer one PROMPT: text as it comes, then what it took, on standard error."""
+    """Answer one PROMPT: text as it comes; reasoning, and what it took, on standard error."""
     from engine.backend import require_backend
     from engine.request import SamplingParams
     from harness import generate as shell
@@ -270,7 +276,7 @@ def generate(
     config = engine_config(chosen_settings(context, EngineConfig))
     require_backend()
     engine = open_engine(model, config)
-    request = shell.request_for(engine.model, prompt, max_tokens, sampling, constraint)
+    request = shell.request_for(engine.model, prompt, max_tokens, sampling, constraint, reasoning)
     return shell.generate(engine, request, sys.stdout, sys.stderr)
 
 

@@ -139,12 +139,20 @@ SAMPLED = {
 """Fields that are parameters of sampling under their own names -> what is said of them."""
 
 CONSTRAINTS = {
-    "response_format": (response_format, CHAT, "text, json_object, json_schema: whole or 400"),
-    "text": (text_format, RESPONSES, "format: text, json_object, json_schema: whole or 400"),
+    "response_format": (
+        response_format,
+        CHAT,
+        "text, json_object, json_schema, structural_tag: whole or 400",
+    ),
+    "text": (
+        text_format,
+        RESPONSES,
+        "format: text, json_object, json_schema, structural_tag: whole or 400",
+    ),
     "structured_outputs": (
         structured_outputs,
         ALL,
-        "one of json, json_object, regex, choice, grammar",
+        "one of json, json_object, regex, choice, grammar, structural_tag",
     ),
     "guided_json": (guided("json"), ALL, "a JSON Schema, or its text"),
     "guided_regex": (guided("regex"), ALL, "a regular expression for the whole reply"),
@@ -156,7 +164,6 @@ CONSTRAINTS = {
 LATER: dict[str, tuple[frozenset[Endpoint], tuple[Any, ...], str]] = {
     "functions": (CHAT, ([],), "its newer name is tools"),
     "function_call": (CHAT, ("none", "auto"), "its newer name is tool_choice"),
-    "include_reasoning": (CHAT, (True,), "reasoning is always told, in reasoning_content"),
     "modalities": (CHAT, (["text"],), "replies are text"),
     "audio": (CHAT, (), "replies are text"),
     "prediction": (CHAT, (), "drafts are the server's own"),
@@ -281,6 +288,12 @@ def _enforced() -> Iterable[Field]:
         help="false: the reply ends with its first call",
     )
     yield field(name="reasoning_effort", read=read_effort, where=CHAT, help=EFFORT)
+    yield field(
+        name="include_reasoning",
+        read=boolean,
+        where=CHAT,
+        help="false: no reasoning_content in the reply; the model reasons all the same",
+    )
     yield field(
         name="chat_template_kwargs",
         read=_options,

@@ -57,6 +57,7 @@ class Call:
     Args:
         model: an id of `/v1/models`.
         requests: one for each prompt; each is answered `num_choices` times.
+        include_reasoning: whether reasoning is part of the reply.
         top_logprobs: alternatives to show beside each token, None where no logprobs are wanted.
         constraint_field: the field that holds the constraint, to name when it cannot be compiled.
         tool_use: the tools a reply may call, None where there are none.
@@ -72,6 +73,7 @@ class Call:
     is_stream: bool
     include_usage: bool
     return_token_ids: bool
+    include_reasoning: bool
     top_logprobs: int | None
     constraint_field: str | None
     tool_use: ToolUse | None
@@ -135,6 +137,7 @@ def read_call(
         is_stream=values.get("stream", False),
         include_usage=bool(include_usage),
         return_token_ids=values.get("return_token_ids", False),
+        include_reasoning=values.get("include_reasoning", True),
         top_logprobs=top_logprobs,
         constraint_field=bounds.field,
         tool_use=bounds.tool_use,
@@ -210,14 +213,12 @@ def _prompts(
 def _chat_prompt(
     endpoint: Endpoint, values: Mapping[str, Any], model: LoadedModel, bounds: Bounds
 ) -> tuple[int, ...]:
-    """Render a chat; a constrained reply without tools begins at once unless it is to reason."""
+    """Render a chat; whether its reply reasons is for the template and its variables to say."""
     options = dict(values.get("chat_template_kwargs", {}))
     effort = values.get(EFFORTS[endpoint])
     place = EFFORTS[endpoint] + (".effort" if endpoint is Endpoint.RESPONSES else "")
     if effort is not None:
         options |= effort_options(effort, options, model.tokenizer, place)
-    if bounds.constraint is not None and bounds.tool_use is None:
-        options.setdefault("enable_thinking", False)
     for name in options:
         if name in RESERVED_OPTIONS:
             raise refusal(f"{name} is no variable of the template", f"chat_template_kwargs.{name}")

@@ -29,7 +29,7 @@ class Reply:
     """One call on its way.
 
     Args:
-        on_text: called when the first text has come.
+        on_text: called when the first text has come, or reasoning that is told.
     """
 
     letterhead: Letterhead
@@ -84,12 +84,15 @@ class Reply:
                     self._records[item.row] = item.completion
                 if item.event.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
                     raise _failed(item.event)
-            if not self._has_text and any(item.event.text for item in told):
+            if not self._has_text and any(self._tells(item.event) for item in told):
                 self._has_text = True
                 self.on_text()
             yield told
             if len(self._records) == self.call.num_rows:
                 return
+
+    def _tells(self, event: TokenEvent) -> bool:
+        return bool(event.text or (event.reasoning and self.call.include_reasoning))
 
     def _pieces(self, told: Sequence[Told]) -> list[Piece]:
         """Return what one step adds to each choice."""

@@ -26,6 +26,7 @@ class Voice:
     def __init__(self, row: int, call: Call) -> None:
         self._row = row
         self._wants_ids = call.return_token_ids
+        self._wants_reasoning = call.include_reasoning
         self._wants_entries = call.top_logprobs is not None
         self._parser = None if call.call_syntax is None else CallParser(call.call_syntax)
 
@@ -61,7 +62,7 @@ class Voice:
             self._row,
             entries=entries if self._wants_entries else None,
             token_ids=ids if self._wants_ids else None,
-            reasoning=event.reasoning,
+            reasoning=event.reasoning if self._wants_reasoning else "",
             is_reasoning=bool(event.reasoning) or event.position < event.reasoning_tokens,
         )
 

@@ -173,14 +173,17 @@ def test_a_draft_model_drafts_unless_another_kind_is_named() -> None:
 
 
 def test_a_prompt_is_answered_from_the_shell(tmp_path: Path) -> None:
-    plain = fm("generate", "hello", "--model", "tiny-thinking", "--max-tokens", "12")
+    asked = ("generate", "hello", "--model", "tiny-thinking", "--max-tokens", "12")
+    plain = fm(*asked, "--no-reasoning")
     assert plain.returncode == 0, plain.stderr
+    assert plain.stdout.strip()
     assert "tokens in" in plain.stderr
-    again = fm(
-        *("generate", "hello", "--model", "tiny-thinking", "--max-tokens", "12"),
-        *("--draft-kind", "ngram", "--num-draft-tokens", "3"),
-    )
+    again = fm(*asked, "--no-reasoning", "--draft-kind", "ngram", "--num-draft-tokens", "3")
     assert again.stdout == plain.stdout
+    thinking = fm(*asked)
+    before, *_ = thinking.stderr.partition("\nfm: reply\n")
+    assert before.partition("fm: reasoning\n")[2].strip()
+    assert (thinking.stdout, "12 of them reasoning" in thinking.stderr) == ("\n", True)
     schema = tmp_path / "schema.json"
     schema.write_text(json.dumps({"enum": ["yes", "no"]}))
     bound = fm("generate", "hello", "--model", "tiny-thinking", "--schema", str(schema))

@@ -89,6 +89,29 @@ def test_template_options_reach_the_template(tokenizer: Tokenizer) -> None:
     assert tokenizer.reasoning_of(bare) is Reasoning.OPTIONAL
 
 
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ([START, THINK, 10], Reasoning.OPEN),
+        ([START, THINK, 65, 66], Reasoning.OPEN),
+        ([THINK, 65, UNTHINK, THINK], Reasoning.OPEN),
+        ([START, THINK, 10, UNTHINK], Reasoning.NONE),
+        ([START, THINK, 10, UNTHINK, 10, 32], Reasoning.NONE),
+        ([START, UNTHINK, 65], Reasoning.OPTIONAL),
+        ([START, THINK, 65, IM_END, 10, START, 66], Reasoning.OPTIONAL),
+        ([START, THINK, 65, UNTHINK, 66, IM_END, 10, START, 66], Reasoning.OPTIONAL),
+        ([START, UNTHINK, 10, IM_END], Reasoning.OPTIONAL),
+        ([], Reasoning.OPTIONAL),
+    ],
+    ids=str,
+)
+def test_the_end_of_a_prompt_says_where_the_reply_begins(
+    tokenizer: Tokenizer, ids: list[int], expected: Reasoning
+) -> None:
+    """A block that an earlier turn left open is not open any more."""
+    assert tokenizer.reasoning_of(ids) is expected
+
+
 def test_reserved_template_options_are_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match="'tokenize' is reserved"):
         tokenizer.apply_chat_template(chat("x"), options={"tokenize": True})

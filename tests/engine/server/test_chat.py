@@ -246,7 +246,7 @@ def test_schemas_are_met_and_the_reply_says_so(live: Live) -> None:
         {"structured_outputs": {"json": SCHEMA}},
         {"guided_json": json.dumps(SCHEMA)},
     ):
-        answer = live.chat(max_tokens=80, **fields).json()
+        answer = live.chat(max_tokens=80, **fields, **AT_ONCE).json()
         (choice,) = answer["choices"]
         assert choice["finish_reason"] == "stop"
         found = json.loads(choice["message"]["content"])
@@ -268,7 +268,7 @@ def test_schemas_are_met_and_the_reply_says_so(live: Live) -> None:
 def test_other_constraints_are_met_too(
     live: Live, fields: dict[str, Any], allowed: set[str]
 ) -> None:
-    (choice,) = live.chat(max_tokens=20, **fields).json()["choices"]
+    (choice,) = live.chat(max_tokens=20, **fields, **AT_ONCE).json()["choices"]
     assert choice["message"]["content"] in allowed
     assert choice["finish_reason"] == "stop"
 
@@ -288,7 +288,7 @@ def test_other_constraints_are_met_too(
 )
 def test_a_constraint_holds_however_narrow_sampling_is(live: Live, hard: dict[str, Any]) -> None:
     schema = {"type": "json_schema", "json_schema": {"schema": {"enum": ["alpha", "beta"]}}}
-    fields = {"response_format": schema, "logprobs": True, "top_logprobs": 5, **hard}
+    fields = {"response_format": schema, "logprobs": True, "top_logprobs": 5, **hard, **AT_ONCE}
     whole = live.chat(max_tokens=30, seed=4, **fields).json()["choices"][0]
     assert json.loads(whole["message"]["content"]) in ("alpha", "beta")
     assert whole["finish_reason"] == "stop"

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 from tests.engine.server.live import MODEL, Live, serving
 
 HI: Any = [{"role": "user", "content": "hi"}]
+AT_ONCE = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
 @pytest.fixture
@@ -57,7 +58,12 @@ def test_a_stream_adds_up_to_the_reply(client: OpenAI) -> None:
 
 def test_the_stream_helper_collects_the_reply(client: OpenAI) -> None:
     with client.chat.completions.stream(
-        model=MODEL, messages=HI, max_tokens=80, temperature=0, response_format=Paint
+        model=MODEL,
+        messages=HI,
+        max_tokens=80,
+        temperature=0,
+        response_format=Paint,
+        extra_body=AT_ONCE,
     ) as stream:
         for _ in stream:
             pass
@@ -68,7 +74,12 @@ def test_the_stream_helper_collects_the_reply(client: OpenAI) -> None:
 def test_a_reply_is_parsed_into_a_model(client: OpenAI) -> None:
     for seed in range(5):
         reply = client.chat.completions.parse(
-            model=MODEL, messages=HI, max_tokens=80, seed=seed, response_format=Paint
+            model=MODEL,
+            messages=HI,
+            max_tokens=80,
+            seed=seed,
+            response_format=Paint,
+            extra_body=AT_ONCE,
         )
         assert isinstance(reply.choices[0].message.parsed, Paint)
 

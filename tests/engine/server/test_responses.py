@@ -126,7 +126,7 @@ def test_a_cut_reply_is_incomplete_and_says_why(live: Live, is_stream: bool) -> 
         assert (cut["status"], item["type"], item["status"]) == ("incomplete", kind, "incomplete")
         assert cut["incomplete_details"] == {"reason": "max_output_tokens"}
         assert cut["completed_at"] is None
-    whole = reply_of(live, is_stream, max_output_tokens=80, text={"format": FLAT})
+    whole = reply_of(live, is_stream, max_output_tokens=80, text={"format": FLAT}, **AT_ONCE)
     assert (whole["status"], whole["output"][0]["status"]) == ("completed", "completed")
     assert whole["incomplete_details"] is None
     assert whole["completed_at"] >= whole["created_at"]
