@@ -47,7 +47,7 @@ def effort_options(
     if effort == NO_EFFORT:
         told: dict[str, Any] = {SWITCH: False}
     elif tokenizer.template_names(DIAL):
-        told = {DIAL: effort}
+        told = {DIAL: effort, SWITCH: True}
     else:
         raise refusal(
             f"{place} {effort} is not supported: the model's chat template reads no {DIAL}; "

@@ -18,8 +18,8 @@ from engine.server.messages import (
 from engine.server.readers import FieldError, below, items, members, one_of, shown, text
 from engine.server.tools import tool_name
 
-NOTES = ("id", "status", "phase", "parsed_arguments")
-"""Members of items that change nothing; the last is the official client's own."""
+NOTES = ("id", "status", "phase", "caller", "namespace", "async", "async_", "parsed_arguments")
+"""Members of items that change nothing; the last two are the official client's own."""
 
 PARTS = ("input_text", "output_text")
 PART = ("type", "text", "annotations", "logprobs", "parsed", "prompt_cache_breakpoint")
@@ -110,11 +110,8 @@ MESSAGE_ROLES = tuple(role for role in ROLES if role != "tool")
 
 
 def _members(value: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """Take the members of an item, of which these must be there.
-
-    Clients write out all that an item of a reply could have, so null may stand anywhere.
-    """
-    given = members(_without_nulls(value), ("type", *names, *NOTES))
+    """Take the members of an item, of which these must be there."""
+    given = members(value, ("type", *names, *NOTES))
     for name in names:
         if name not in given:
             raise FieldError("is missing", f".{name}")
@@ -135,11 +132,7 @@ def _part(value: Any) -> str:
     if not isinstance(value, dict):
         raise FieldError(f"must be an object, not {shown(value)}")
     below(".type", one_of(*PARTS), value.get("type"))
-    given = members(_without_nulls(value), PART)
+    given = members(value, PART)
     if "text" not in given:
         raise FieldError("is missing", ".text")
     return str(below(".text", text(MAX_TEXT), given["text"]))
-
-
-def _without_nulls(value: dict[str, Any]) -> dict[str, Any]:
-    return {name: item for name, item in value.items() if item is not None}
