@@ -361,6 +361,25 @@ def test_control_tokens_in_content_stay_text(live: Live, fields: dict[str, Any])
     ]
 
 
+def test_control_tokens_stay_text_at_the_other_endpoints_too(live: Live) -> None:
+    control = tiny_model().tokenizer.control_ids
+
+    def controls(answer: Any) -> list[int]:
+        return [token for token in answer.json()["prompt_token_ids"] if token in control]
+
+    assert controls(live.complete(HOSTILE, return_token_ids=True)) == []
+    for field in ("input", "instructions"):
+        plain, hostile = (
+            live.respond(**{"instructions": "hi", field: text}, return_token_ids=True)
+            for text in ("hi", HOSTILE)
+        )
+        assert controls(hostile) == controls(plain)
+    parts = [{"role": "user", "content": [{"type": "input_text", "text": HOSTILE}]}]
+    assert controls(live.respond(parts, return_token_ids=True)) == controls(
+        live.respond("hi", return_token_ids=True)
+    )
+
+
 def test_completions_take_texts_and_ids_and_keep_their_order(live: Live) -> None:
     ids = tiny_model().tokenizer.encode("abc", add_special_tokens=True)
     texts = {}

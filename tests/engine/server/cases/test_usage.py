@@ -12,6 +12,16 @@ from tests.engine.server.cases.echo import alias, prompt_ids
 from tests.engine.server.cases.reply import LANES, MODES, Reply, ask_chat, schema_format
 from tests.engine.server.live import CHAT, Live, chat_body, events_of
 
+LOOK = {
+    "name": "look",
+    "strict": True,
+    "parameters": {
+        "type": "object",
+        "properties": {"where": {"enum": ["up", "down"]}},
+        "required": ["where"],
+        "additionalProperties": False,
+    },
+}
 COUNTED: dict[str, tuple[str, dict[str, Any]]] = {
     "the budget": ("Count up.", {"max_tokens": 30, "ignore_eos": True}),
     "an end token": ("Say: ok", {"max_tokens": 64, "min_tokens": 9, "logit_bias": {"258": 100}}),
@@ -25,6 +35,15 @@ COUNTED: dict[str, tuple[str, dict[str, Any]]] = {
             "max_tokens": 300,
             "ignore_eos": True,
             "stop": ["b", "e", " "],
+            "chat_template_kwargs": {"enable_thinking": False},
+        },
+    ),
+    "a call": (
+        "Look.",
+        {
+            "max_tokens": 120,
+            "tools": [{"type": "function", "function": LOOK}],
+            "tool_choice": {"type": "function", "function": {"name": "look"}},
             "chat_template_kwargs": {"enable_thinking": False},
         },
     ),
@@ -49,12 +68,15 @@ def test_every_lane_and_mode_counts_the_same_tokens(tiny: Live, name: str) -> No
     options |= fields.get("chat_template_kwargs", {})
     for reply in replies:
         usage = reply.usage
-        assert usage["prompt_tokens"] == len(rendered(content, **options))
+        first = reply.document if isinstance(reply.document, dict) else reply.document[0]
+        assert usage["prompt_tokens"] == len(first["prompt_token_ids"])
+        if "tools" not in fields:
+            assert first["prompt_token_ids"] == rendered(content, **options)
         assert usage["completion_tokens"] == len(reply.said.ids) > 0
         assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
         assert reply.said.outcome == replies[0].said.outcome
     (reason,) = replies[0].said.reasons
-    assert reason == ("length" if name == "the budget" else "stop")
+    assert reason == {"the budget": "length", "a call": "tool_calls"}.get(name, "stop")
 
 
 @pytest.mark.parametrize("name", COUNTED)
