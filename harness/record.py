@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from engine.request import Completion, FinishReason, SamplingParams
 from harness.clock import StepTally, TokenTimes
 from harness.grade import grade_reply
 from harness.sampling import stored
 from harness.store.rows import AcceptRow, Phase, RequestRow, RequestStatus, TrialRow
+from harness.target import TrialJob
 from harness.workload import Prompt
 
 STATUSES: dict[FinishReason, RequestStatus] = {
@@ -18,6 +19,54 @@ STATUSES: dict[FinishReason, RequestStatus] = {
     FinishReason.CANCELLED: "cancelled",
     FinishReason.ERROR: "error",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One finished request and when its tokens came."""
+
+    completion: Completion
+    times: TokenTimes
+
+
+def reply_rows(
+    job: TrialJob,
+    prompts: Sequence[Prompt],
+    served: Sequence[Served],
+    phase: Phase = "measured",
+    start: int = 0,
+) -> list[RequestRow]:
+    """Return the rows of a trial's replies, graded where they are measured.
+
+    Args:
+        prompts, served: in the order of submission.
+        start: position of the first one in the trial.
+    """
+    return [
+        _reply_row(job, prompt, item, phase, position)
+        for position, (prompt, item) in enumerate(zip(prompts, served, strict=True), start=start)
+    ]
+
+
+def _reply_row(
+    job: TrialJob, prompt: Prompt, served: Served, phase: Phase, position: int
+) -> RequestRow:
+    completion = served.completion
+    row = request_row(
+        job.trial,
+        position,
+        prompt,
+        completion,
+        served.times,
+        speculates=job.cell.key.has("spec"),
+        sampling=job.sampling.params(job.trial.block, prompt.id),
+        phase=phase,
+    )
+    if phase == "warmup":
+        return row
+    conformance = completion.conformance
+    accepted = None if conformance is None else conformance != "failed"
+    return graded(row, prompt, is_accepting=accepted)
 
 
 def request_row(
