@@ -40,7 +40,7 @@ from harness.store.rows import (
     TrialRecord,
     TrialRow,
 )
-from harness.target import OnTokens, Parting, SampledReply, TrialJob
+from harness.target import OnTokens, Parting, SampledReply, TrialJob, ignore_tokens
 from harness.workload import Workload
 
 
@@ -134,7 +134,7 @@ class InProcess:
             return []
         prompts = warm_up_prompts(job)
         requests = requests_of(self._opened(), job, prompts, WARM_UP_TOKENS)
-        done = drive(engine, requests, job.cell.rows, monotonic, _ignore_tokens)
+        done = drive(engine, requests, job.cell.rows, monotonic, ignore_tokens)
         self.warm.add(key)
         return reply_rows(job, prompts, done.served, "warmup")
 
@@ -188,7 +188,3 @@ class InProcess:
 def local_target() -> InProcess:
     """Return the target that loads models from the registry."""
     return InProcess(load=load_model, folder_of=pull)
-
-
-def _ignore_tokens(count: int) -> None:
-    """Show no progress of a warm-up."""

@@ -87,6 +87,7 @@ class Matrix:
         amounts = self.choices.amounts()
         return content_hash(
             {
+                "target": self.choices.target,
                 "amounts": asdict(amounts),
                 "seed": self.choices.seed,
                 "temperature": self.choices.temperature,

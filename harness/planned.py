@@ -116,6 +116,7 @@ def choices_of(run: RunRow) -> Choices:
         models=tuple(chosen["models"]),
         workloads=tuple(chosen["workloads"]),
         preset=chosen["preset"],
+        target=chosen.get("target", run.target),
         blocks=chosen["blocks"],
         prompts=chosen["prompts"],
         max_tokens=chosen["max_tokens"],

@@ -135,17 +135,28 @@ def graded(row: RequestRow, prompt: Prompt, is_accepting: bool | None) -> Reques
 
 
 def filled_trial(
-    trial: TrialRow, rows: Sequence[RequestRow], tally: StepTally, wall_s: float
+    trial: TrialRow, rows: Sequence[RequestRow], tally: StepTally | None, wall_s: float
 ) -> TrialRow:
-    """Return the planned row with the sums of a trial that ran to its end."""
+    """Return the planned row with the sums of a trial that ran to its end.
+
+    Args:
+        tally: None where nobody tells of decode steps.
+    """
     measured = [row for row in rows if row.phase == "measured"]
     lanes = sorted({(row.lane_taken, row.lane_reason) for row in measured})
     lane, reason = lanes[0] if len(lanes) == 1 else ("", f"{len(lanes)} lanes were taken")
-    return replace(
+    told = replace(
         trial,
         status="done",
         wall_s=wall_s,
         tokens=sum(row.completion_tokens or 0 for row in measured),
+        lane_taken=lane,
+        lane_reason=reason,
+    )
+    if tally is None:
+        return told
+    return replace(
+        told,
         aggregate_tokens=tally.full_tokens,
         aggregate_s=tally.full_s,
         decode_steps=tally.steps,
@@ -153,8 +164,6 @@ def filled_trial(
         mask_s=tally.mask_s,
         mask_tokens=tally.masked,
         draft_s=tally.draft_s,
-        lane_taken=lane,
-        lane_reason=reason,
     )
 
 

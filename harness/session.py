@@ -185,6 +185,12 @@ def matrix_of(choices: Choices) -> Matrix:
     return plan_matrix(choices, load_cells(cells_dir()), workloads, draft_model_of)
 
 
+def stored_target(db: Path, reference: str) -> str:
+    """Return the target of a stored run, which goes on with no other; FmError: no such run."""
+    with EvalStore.open_existing(db) as store:
+        return choices_of(store.find_run(reference)).target
+
+
 def new_run(matrix: Matrix) -> RunRow:
     """Return the row of a run that is about to begin on this machine."""
     machine, git, choices = read_machine(), git_state(), matrix.choices
@@ -199,6 +205,7 @@ def new_run(matrix: Matrix) -> RunRow:
         blocks=amounts.blocks,
         prompts=amounts.prompts,
         max_tokens=amounts.max_tokens,
+        target=choices.target,
         settings=settings_of(choices),
         plan_hash=matrix.digest,
         git_sha=git.sha,
@@ -232,6 +239,7 @@ def command_of(choices: Choices) -> str:
         f"--workloads {','.join(choices.workloads)} --preset {choices.preset}",
     ]
     overrides = {
+        "--target": None if choices.target == Choices().target else choices.target,
         "--blocks": choices.blocks,
         "--prompts": choices.prompts,
         "--max-tokens": choices.max_tokens,

@@ -23,6 +23,10 @@ OnTokens = Callable[[int], None]
 """Called between steps with the number of tokens that were emitted."""
 
 
+def ignore_tokens(_count: int) -> None:
+    """Show no progress, of a warm-up for example."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialJob:
     """What one trial has to do.
