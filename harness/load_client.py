@@ -19,7 +19,7 @@ import httpx2
 
 from engine.errors import FmError
 from harness.chat_reply import StreamError
-from harness.client_delay import ClientDelay, WakeSelector, processor_wait_s
+from harness.client_delay import ArrivalSelector, ClientDelay, processor_wait_s, watched
 from harness.clock import Clock, monotonic
 from harness.target import OnTokens, ignore_tokens
 
@@ -133,7 +133,7 @@ class LoadClient(Generic[R]):
         self.patience = patience or Patience()
         self._clock = clock
         self._reply = reply
-        self._selector = WakeSelector(clock)
+        self._selector = ArrivalSelector(clock)
         self._runner = asyncio.Runner(
             loop_factory=lambda: asyncio.SelectorEventLoop(self._selector)
         )
@@ -282,11 +282,13 @@ class LoadClient(Generic[R]):
                     return seconds
                 if answer.status_code != 200:
                     raise StreamError(_problem(answer.status_code, await _beginning(answer)))
+                stream = watched(answer, self._selector, self._clock)
                 async with aclosing(read_events(answer)) as events:
                     async for data in events:
                         now_s = self._clock()
                         pause.reschedule(loop.time() + patience.event_s)
-                        self._see(found, data, now_s, on_event)
+                        tokens = _see(found, data, now_s)
+                        on_event(now_s - stream.arrived_s, tokens)
         except TimeoutError:
             if not pause.expired():
                 raise
@@ -298,17 +300,6 @@ class LoadClient(Generic[R]):
         if found.reply.finish_reason is None:
             raise StreamError("the stream ended without a finish_reason")
         return None
-
-    def _see(self, found: Exchange[R], data: str, now_s: float, on_event: OnEvent) -> None:
-        if found.ended_s:
-            return
-        found.events += 1
-        tokens = 0
-        if data == DONE:
-            found.ended_s = now_s
-        else:
-            tokens = found.reply.see(_document(data), now_s)
-        on_event(now_s - self._selector.woke_s, tokens)
 
 
 @dataclass(slots=True)
@@ -330,6 +321,17 @@ class _Running(Generic[R]):
         self.delay.events += 1
         self.delay.delay_s += late_s
         self.on_tokens(tokens)
+
+
+def _see(found: Exchange[R], data: str, now_s: float) -> int:
+    """Take an event in; returns the tokens it brought. What follows the end means nothing."""
+    if found.ended_s:
+        return 0
+    found.events += 1
+    if data == DONE:
+        found.ended_s = now_s
+        return 0
+    return found.reply.see(_document(data), now_s)
 
 
 async def read_events(answer: httpx2.Response) -> AsyncGenerator[str]:
