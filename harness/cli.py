@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from contextlib import closing
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -70,8 +71,17 @@ def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> Non
 
 
 def choices_of(context: click.Context) -> Choices:
-    """Return the choices of a command with matrix_options; FmError names one that is wrong."""
-    return Choices(**context.meta[CHOSEN])
+    """Return the choices of a command with matrix_options; FmError names one that is wrong.
+
+    A target that is a server is asked for its model where none is named.
+    """
+    chosen = Choices(**context.meta[CHOSEN])
+    is_named = context.get_parameter_source("models") is ParameterSource.COMMANDLINE
+    if not chosen.is_remote or is_named:
+        return chosen
+    from harness.remote_target import only_model
+
+    return replace(chosen, models=(only_model(chosen.target),))
 
 
 def matrix_options(command: Command) -> Command:
@@ -152,9 +162,17 @@ def run(
 def plan(context: click.Context) -> int:
     """Show what `fm run` would run with the same flags, and why some of it would not."""
     from harness.plan_text import plan_lines
-    from harness.session import matrix_of
+    from harness.session import checked, matrix_of
+    from harness.targets import target_of
 
-    for line in plan_lines(matrix_of(choices_of(context))):
+    chosen = choices_of(context)
+    matrix = matrix_of(chosen)
+    if chosen.is_remote:
+        with closing(target_of(chosen.target, _say)) as target:
+            for model in chosen.models:
+                target.open(model)
+                matrix = checked(matrix, model, target)
+    for line in plan_lines(matrix):
         click.echo(line)
     return EXIT_OK
 

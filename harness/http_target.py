@@ -23,7 +23,7 @@ from harness.http_trial import HttpServer
 from harness.judge import Judge
 from harness.load_client import LoadClient
 from harness.opening import served_name
-from harness.peer import Peers, peer_model, peer_work
+from harness.peer_cells import PeerCells
 from harness.prompting import compile_schemas, model_row
 from harness.serve_flags import engine_flags
 from harness.server_process import Launch, OnWait, ServerProcess, python_command
@@ -148,7 +148,10 @@ class HttpTarget:
     judge_model: LoadedModel | None = None
     wanted: dict[EngineConfig, EngineConfig] = field(default_factory=dict)
     servers: dict[EngineConfig, FmServer] = field(default_factory=dict)
-    peers: Peers = field(default_factory=Peers)
+    peers: PeerCells = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.peers = PeerCells(self.tell, self.folder_of)
 
     def open(self, model: str) -> ModelRow:
         """Look at a model; the servers of another one that was open are ended first."""
@@ -160,7 +163,7 @@ class HttpTarget:
     def check(self, cell: Cell, workload: Workload) -> None:
         """Note what the cell will ask of its server, and compile the workload's schemas."""
         if cell.key.is_peer:
-            peer_model(self._opened(), cell, self.folder_of)
+            self.peers.check(cell, self._opened())
             return
         engine_flags(self._want(cell.config))
         if cell.key.has("grammar"):
@@ -169,8 +172,7 @@ class HttpTarget:
     def run(self, job: TrialJob, on_tokens: OnTokens) -> TrialRecord:
         """Run a trial; a server that was lost is started again by the next one."""
         if job.cell.key.is_peer:
-            work = peer_work(self._opened(), job, self.folder_of)
-            return self.peers.run(job, work, on_tokens)
+            return self.peers.run(job, self._opened(), on_tokens)
         return self._server(job.cell.config).server.run(job, on_tokens)
 
     def judge(self, parting: Parting) -> Sequence[DivergenceRow]:

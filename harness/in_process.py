@@ -22,7 +22,7 @@ from harness.cell import Cell, CellKind
 from harness.clock import RssSampler, monotonic
 from harness.drive import Drive, drive
 from harness.judge import Judge
-from harness.peer import Peers, peer_model, peer_work
+from harness.peer_cells import PeerCells
 from harness.prompting import (
     WARM_UP_TOKENS,
     compile_schemas,
@@ -32,6 +32,7 @@ from harness.prompting import (
 )
 from harness.record import accept_rows, filled_trial, reply_rows
 from harness.replay import measure_overhead
+from harness.server_process import OnWait
 from harness.store.rows import (
     DivergenceRow,
     LawRow,
@@ -51,15 +52,20 @@ class InProcess:
     Args:
         load: makes a model of a name.
         folder_of: the folder from which mlx-lm loads a draft model.
+        tell: takes a line when the server of a peer cell is started.
     """
 
     load: Callable[[str], LoadedModel]
     folder_of: Callable[[str], Path]
+    tell: OnWait = lambda _line: None
     model: LoadedModel | None = None
     engines: dict[EngineConfig, Engine] = field(default_factory=dict)
     draft_models: dict[str, LoadedModel] = field(default_factory=dict)
     warm: set[tuple[str, str]] = field(default_factory=set)
-    peers: Peers = field(default_factory=Peers)
+    peers: PeerCells = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.peers = PeerCells(self.tell, self.folder_of)
 
     def open(self, model: str) -> ModelRow:
         """Load a model; another one that was open is dropped first."""
@@ -71,7 +77,7 @@ class InProcess:
     def check(self, cell: Cell, workload: Workload) -> None:
         """Build what the cell needs and compile the workload's schemas."""
         if cell.key.is_peer:
-            peer_model(self._opened(), cell, self.folder_of)
+            self.peers.check(cell, self._opened())
             return
         self._engine(cell)
         if cell.key.has("grammar"):
@@ -80,8 +86,7 @@ class InProcess:
     def run(self, job: TrialJob, on_tokens: OnTokens) -> TrialRecord:
         """Run a trial; an engine that failed in it is thrown away with all its rows."""
         if job.cell.key.is_peer:
-            work = peer_work(self._opened(), job, self.folder_of)
-            return self.peers.run(job, work, on_tokens)
+            return self.peers.run(job, self._opened(), on_tokens)
         try:
             return self._run(job, on_tokens)
         except BaseException:
@@ -185,6 +190,6 @@ class InProcess:
         return self.draft_models[name]
 
 
-def local_target() -> InProcess:
+def local_target(tell: OnWait) -> InProcess:
     """Return the target that loads models from the registry."""
-    return InProcess(load=load_model, folder_of=pull)
+    return InProcess(load=load_model, folder_of=pull, tell=tell)

@@ -141,7 +141,7 @@ def cell_row(cell: Cell) -> CellRow:
         features=key.features,
         kind=cell.kind.value,
         settings=asdict(cell.config),
-        expected_lane="" if key.is_peer else cell.lane_taken,
+        expected_lane="" if key.is_peer or cell.is_remote else cell.lane_taken,
         baseline=None if baseline is None else str(baseline),
         reference=None if reference is None else str(reference),
         bare=None if key.is_bare and key.bare_lane() == key else str(key.bare_lane()),

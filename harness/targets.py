@@ -17,6 +17,10 @@ def target_of(name: str, tell: OnWait) -> Target:
         from harness.http_target import HttpTarget
 
         return HttpTarget(tell)
-    from harness.in_process import local_target
+    if name == "in-process":
+        from harness.in_process import local_target
 
-    return local_target()
+        return local_target(tell)
+    from harness.remote_target import RemoteTarget
+
+    return RemoteTarget(name, tell)

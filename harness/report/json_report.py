@@ -38,6 +38,7 @@ def to_mapping(report: RunReport) -> dict[str, Any]:
             for gate in report.summaries
         ],
         "cells": [_cell(cell) for cell in report.cells],
+        "target": report.run.target,
         "environment": report.environment,
     }
     cleaned: dict[str, Any] = clean(content)
@@ -63,6 +64,7 @@ def _cell(cell: CellFigures) -> dict[str, Any]:
         "mask_us_per_token": None if grammar is None else grammar.mask_us_per_token,
         "conformance": _conforming(cell.conforming),
         "peak_bytes": _object({"mlx": cell.peak_mlx_bytes, "rss": cell.peak_rss_bytes}),
+        "client_delay_pct": None if cell.client_delay is None else 100 * cell.client_delay,
     }
 
 
