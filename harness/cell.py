@@ -57,11 +57,13 @@ class ServerCommand:
         command: program and arguments, with `{placeholders}`.
         health: path that answers 200 as soon as requests are served.
         model: what its requests call the model; "" takes the only one the server lists.
+        counts_end: its usage counts the end token of a reply, which ours do not.
     """
 
     command: tuple[str, ...]
     health: str = "/health"
     model: str = ""
+    counts_end: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,13 +214,16 @@ def _server_from(key: CellName, table: Any) -> ServerCommand | None:
     for word in table:
         if word not in known:
             raise SettingError(f"unknown key {word!r} of server; known: {', '.join(known)}")
-    texts = [*table["command"], *(table[word] for word in known[1:] if word in table)]
-    if not table["command"] or not all(isinstance(text, str) for text in texts):
+    server = ServerCommand(**{**table, "command": tuple(table["command"])})
+    texts = (*server.command, server.health, server.model)
+    if not server.command or not all(isinstance(text, str) for text in texts):
         raise SettingError("server: command must hold texts, and health and model be texts")
-    for name in re.findall(r"\{(\w+)\}", " ".join(table["command"])):
+    if not isinstance(server.counts_end, bool):
+        raise SettingError(f"counts_end is {server.counts_end!r}; it must be true or false")
+    for name in re.findall(r"\{(\w+)\}", " ".join(server.command)):
         if name not in PLACEHOLDERS:
             raise SettingError(f"command names {{{name}}}; it may name {', '.join(PLACEHOLDERS)}")
-    return ServerCommand(**{**table, "command": tuple(table["command"])})
+    return server
 
 
 def _config_from(key: CellName, settings: Mapping[str, Any]) -> EngineConfig:

@@ -115,6 +115,7 @@ class FmServer:
             telemetry=ServeStats(client),
             pids=lambda: process.pids,
             lost=process.loss,
+            tells_ids=True,
         )
         return cls(config, process, server)
 

@@ -87,6 +87,8 @@ class HttpServer:
         extras: further fields of a request of a cell.
         pids: its processes, where they are on this machine and known.
         lost: why it is gone, "" while it is there.
+        tells_ids: its extras ask for token ids, and it sends them.
+        counts_end: its usage counts the end token of a reply that ended by itself.
     """
 
     client: LoadClient[ChatReply]
@@ -97,6 +99,8 @@ class HttpServer:
     telemetry: Telemetry = field(default_factory=Silent)
     pids: Callable[[], Sequence[int]] = tuple
     lost: Callable[[], str] = str
+    tells_ids: bool = False
+    counts_end: bool = False
     warm: set[tuple[str, str]] = field(default_factory=set)
 
     def run(self, job: TrialJob, on_tokens: OnTokens) -> TrialRecord:
@@ -182,9 +186,36 @@ class HttpServer:
         served = [Served(_completion(item), _times(item)) for item in load.exchanges]
         rows = reply_rows(job, prompts, served, phase, start)
         return [
-            _as_told(row, item, sampling_of(job, prompt).seed if self.takes.seed else None)
+            self._as_told(row, item, sampling_of(job, prompt).seed)
             for row, item, prompt in zip(rows, load.exchanges, prompts, strict=True)
         ]
+
+    def _as_told(
+        self, row: RequestRow, exchange: Exchange[ChatReply], seed: int | None
+    ) -> RequestRow:
+        """Return the row with None where nothing was told, and counts from where they are."""
+        usage = exchange.reply.usage or {}
+        details = usage.get("prompt_tokens_details") or {}
+        speculates = "speculation" in usage and row.drafted is not None
+        told = replace(
+            row,
+            prompt_tokens=usage.get("prompt_tokens"),
+            cached_tokens=details.get("cached_tokens"),
+            seed=seed if self.takes.seed else None,
+            drafted=row.drafted if speculates else None,
+            accepted=row.accepted if speculates else None,
+            target_calls=row.target_calls if speculates else None,
+            illegal_drafts=None,
+        )
+        if self.tells_ids:
+            return told
+        count = usage.get("completion_tokens")
+        if count and self.counts_end and row.finish_reason == FinishReason.STOP:
+            count -= 1
+        if count is not None or exchange.error is not None:
+            return replace(told, token_ids=None, completion_tokens=count, count_source="usage")
+        chunks = exchange.reply.chunks
+        return replace(told, token_ids=None, completion_tokens=chunks, count_source="estimated")
 
 
 START_S = 600.0
@@ -251,30 +282,6 @@ def _odd_count(reply: ChatReply) -> str | None:
     if reply.token_ids is None or told is None or told == len(reply.token_ids):
         return None
     return f"{len(reply.token_ids)} token ids came, and usage counts {told}"
-
-
-def _as_told(row: RequestRow, exchange: Exchange[ChatReply], seed: int | None) -> RequestRow:
-    """Return the row with None where the server told nothing, and counts from where they are."""
-    usage = exchange.reply.usage or {}
-    details = usage.get("prompt_tokens_details") or {}
-    speculates = "speculation" in usage and row.drafted is not None
-    told = replace(
-        row,
-        prompt_tokens=usage.get("prompt_tokens"),
-        cached_tokens=details.get("cached_tokens"),
-        seed=seed,
-        drafted=row.drafted if speculates else None,
-        accepted=row.accepted if speculates else None,
-        target_calls=row.target_calls if speculates else None,
-        illegal_drafts=None,
-    )
-    if exchange.reply.token_ids is not None or "speculation" in usage:
-        return told
-    count = usage.get("completion_tokens")
-    if count is not None or exchange.error is not None:
-        return replace(told, token_ids=None, completion_tokens=count, count_source="usage")
-    chunks = exchange.reply.chunks
-    return replace(told, token_ids=None, completion_tokens=chunks, count_source="estimated")
 
 
 def _times(exchange: Exchange[ChatReply]) -> TokenTimes:

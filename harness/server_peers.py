@@ -97,6 +97,7 @@ class ServerPeers:
             client = LoadClient(process.url, cell.rows, reply=ChatReply)
             server = remote_server(client, V1, "", cell.server.model)
             server.pids, server.lost = (lambda: process.pids), process.loss
+            server.counts_end = cell.server.counts_end
             self.servers[key] = server
         return self.servers[key]
 

@@ -228,7 +228,11 @@ def new_run(matrix: Matrix) -> RunRow:
         plan_hash=matrix.digest,
         git_sha=git.sha,
         git_dirty=git.is_dirty,
-        environment={**machine.as_dict(), "switches_off": list(switched_off())},
+        environment={
+            **machine.as_dict(),
+            "switches_off": list(switched_off()),
+            "target": choices.target,
+        },
         machine_refusals=preflight(machine, sample(run_id, "preflight")),
     )
 

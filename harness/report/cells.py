@@ -97,7 +97,7 @@ class CellReader:
             return None
         refusals = [*self.refusals, *self._cell_refusals(place), *self._cell_refusals(other)]
         # Like is compared with like: both by wall time where one of them tells nothing else.
-        figure = max(self._figure(place), self._figure(other))
+        figure = E2E if E2E in (self._figure(place), self._figure(other)) else AGGREGATE
         logs = log_ratios(self._rates(place, figure), self._rates(other, figure))
         return Against(baseline, compare(logs, refusals=refusals), figure)
 

@@ -38,7 +38,6 @@ def to_mapping(report: RunReport) -> dict[str, Any]:
             for gate in report.summaries
         ],
         "cells": [_cell(cell) for cell in report.cells],
-        "target": report.run.target,
         "environment": report.environment,
     }
     cleaned: dict[str, Any] = clean(content)
