@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import signal
+import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -182,7 +184,9 @@ class LoadClient(Generic[R]):
         async def drive(load: _Running[R]) -> None:
             for start in range(0, len(asks), rows):
                 wave = range(start, min(start + rows, len(asks)))
-                await asyncio.gather(*(load.send(place, self._clock()) for place in wave))
+                async with asyncio.TaskGroup() as group:
+                    for place in wave:
+                        group.create_task(load.send(place, self._clock()))
 
         return self._run(asks, on_tokens, drive)
 
@@ -198,7 +202,9 @@ class LoadClient(Generic[R]):
                 for place in places:
                     await load.send(place, self._clock())
 
-            await asyncio.gather(*(user() for _ in range(users)))
+            async with asyncio.TaskGroup() as group:
+                for _ in range(users):
+                    group.create_task(user())
 
         return self._run(asks, on_tokens, drive)
 
@@ -212,12 +218,12 @@ class LoadClient(Generic[R]):
         gaps = random.Random(seed)
 
         async def drive(load: _Running[R]) -> None:
-            sending, due_s = [], self._clock()
-            for place in range(len(asks)):
-                due_s += gaps.expovariate(per_s)
-                await asyncio.sleep(max(0.0, due_s - self._clock()))
-                sending.append(asyncio.ensure_future(load.send(place, due_s)))
-            await asyncio.gather(*sending)
+            due_s = self._clock()
+            async with asyncio.TaskGroup() as group:
+                for place in range(len(asks)):
+                    due_s += gaps.expovariate(per_s)
+                    await asyncio.sleep(max(0.0, due_s - self._clock()))
+                    group.create_task(load.send(place, due_s))
 
         return self._run(asks, on_tokens, drive)
 
@@ -231,7 +237,10 @@ class LoadClient(Generic[R]):
     ) -> Load[R]:
         running = _Running(self, asks, on_tokens)
         waited_s, started_s = processor_wait_s(), self._clock()
-        self._runner.run(drive(running))
+        try:
+            self._runner.run(_interruptible(drive(running)))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
         wall_s, delay = self._clock() - started_s, running.delay
         # While the thread waits for a processor, all live streams do.
         streams = delay.stream_s / wall_s if wall_s > 0 else 0.0
@@ -300,6 +309,26 @@ class LoadClient(Generic[R]):
         if found.reply.finish_reason is None:
             raise StreamError("the stream ended without a finish_reason")
         return None
+
+
+async def _interruptible(work: Coroutine[Any, Any, None]) -> None:
+    """Let the signals that interrupt a run cancel the work, which then lets go of everything.
+
+    An exception that a handler raises somewhere in the middle of an event loop breaks it.
+    """
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+    before: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        await work
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
 
 
 @dataclass(slots=True)
