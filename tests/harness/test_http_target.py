@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -56,17 +57,16 @@ def local() -> Iterator[InProcess]:
     opened.close()
 
 
-def opened_target() -> HttpTarget:
-    target = HttpTarget(lambda line: None)
+def open_again(target: HttpTarget) -> None:
     target.open("tiny-thinking")
     for name, chosen in CELLS:
         target.check(cell_of(name), chosen)
-    return target
 
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[HttpTarget]:
-    opened = opened_target()
+    opened = HttpTarget(lambda line: None)
+    open_again(opened)
     yield opened
     opened.close()
 
@@ -116,9 +116,12 @@ def test_sums_of_decode_steps_come_from_the_server(target: HttpTarget) -> None:
     assert record.trial.peak_rss_bytes
     assert record.trial.peak_rss_bytes > 2**25
 
-    full = run(target, "batch4", count=4).trial
-    assert 0 < (full.aggregate_tokens or 0) <= (full.tokens or 0)
-    assert (full.aggregate_s or 0) <= (full.step_s or 0)
+    # So quick a model may have answered the first request before the fourth one has come.
+    fulls = [run(target, "batch4").trial for _ in range(10)]
+    assert any(trial.aggregate_tokens for trial in fulls)
+    for trial in fulls:
+        assert (trial.aggregate_tokens or 0) <= (trial.tokens or 0)
+        assert (trial.aggregate_s or 0) <= (trial.step_s or 0)
 
     masked = run(target, "grammar", PEOPLE).trial
     assert masked.mask_tokens
@@ -146,13 +149,10 @@ def test_the_client_tells_of_itself(target: HttpTarget) -> None:
     assert 0 < (trial.client_stream_s or 0) <= (trial.wall_s or 0) * 1.01
 
 
-def test_warm_up_is_stored_once_for_a_cell_on_a_workload() -> None:
-    with_warm_up = opened_target()
-    try:
-        phases = [[row.phase for row in run(with_warm_up, "batch4").requests] for _ in range(2)]
-        assert phases == [["warmup"] * 4 + ["measured"] * 4, ["measured"] * 4]
-    finally:
-        with_warm_up.close()
+def test_warm_up_is_stored_once_for_a_cell_on_a_workload(target: HttpTarget) -> None:
+    records = [run(target, "batch3", count=3) for _ in range(2)]
+    phases = [[row.phase for row in record.requests] for record in records]
+    assert phases == [["warmup"] * 3 + ["measured"] * 3, ["measured"] * 3]
 
 
 def test_sampled_replies_draw_with_the_seeds_of_the_local_target(
@@ -185,60 +185,49 @@ def test_a_parting_is_judged_by_a_model_that_is_loaded_only_then(target: HttpTar
     assert target.judge_model is not None
 
 
-def test_a_server_that_dies_in_a_trial_fails_it_with_its_rows_and_the_next_one_has_another() -> (
-    None
-):
-    target = opened_target()
-    try:
-        before = ids(run(target, "serial"))
-        first = server_of(target).process
-        (pid,) = first.pids
+def test_a_server_that_dies_in_a_trial_fails_it_with_its_rows_and_the_next_one_has_another(
+    target: HttpTarget,
+) -> None:
+    before = ids(run(target, "serial"))
+    first = server_of(target).process
+    (pid,) = first.pids
 
-        def kill(_tokens: int) -> None:
-            if psutil.pid_exists(pid):
-                os.kill(pid, signal.SIGKILL)
+    def kill(_tokens: int) -> None:
+        if psutil.pid_exists(pid):
+            os.kill(pid, signal.SIGKILL)
 
-        record = target.run(job_of(cell_of("serial"), max_tokens=2000), kill)
-        assert record.trial.status == "failed"
-        assert record.trial.reason.startswith("fm serve --model tiny-thinking ended")
-        rows = measured(record)
-        assert len(rows) == 4
-        assert all(row.status == "error" and row.error for row in rows)
-        assert ids(run(target, "serial")) == before
-        assert server_of(target).process is not first
-    finally:
-        target.close()
+    record = target.run(job_of(cell_of("serial"), max_tokens=2000), kill)
+    assert record.trial.status == "failed"
+    assert record.trial.reason.startswith("fm serve --model tiny-thinking ended")
+    rows = measured(record)
+    assert len(rows) == 4
+    assert all(row.status == "error" and row.error for row in rows)
+    assert ids(run(target, "serial")) == before
+    assert server_of(target).process is not first
 
 
-def test_a_server_that_grew_too_small_is_started_again() -> None:
-    target = HttpTarget(lambda line: None)
-    target.open("tiny-thinking")
-    try:
-        run(target, "serial", count=1, max_tokens=4)
-        small = server_of(target)
-        assert small.config.max_rows == 1
-        record = run(target, "batch2+spec", count=2, max_tokens=8)
-        assert record.trial.lane_taken == "batch"
-        assert server_of(target).config.max_rows == 2
-        assert server_of(target).config.num_draft_tokens == 7
-        assert not small.process.is_alive
-    finally:
-        target.close()
+def test_a_server_that_is_too_small_for_a_cell_makes_way_for_a_larger_one(
+    target: HttpTarget,
+) -> None:
+    run(target, "serial", count=1, max_tokens=4)
+    small = server_of(target)
+    assert (small.config.max_rows, small.config.num_draft_tokens) == (4, 7)
+    record = run(target, "batch5", count=5, max_tokens=8)
+    assert record.trial.lane_taken == "batch"
+    assert server_of(target).config == replace(small.config, max_rows=5)
+    assert not small.process.is_alive
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
-def test_an_interrupted_trial_leaves_no_server_behind(number: signal.Signals) -> None:
-    target = opened_target()
+def test_an_interrupted_trial_leaves_no_server_behind(target: HttpTarget) -> None:
     run(target, "serial", count=1, max_tokens=4)
     pids = server_of(target).process.pids
-
+    job = job_of(cell_of("serial"), max_tokens=2000)
     with interruptible(), pytest.raises(KeyboardInterrupt):
-        target.run(
-            job_of(cell_of("serial"), max_tokens=2000), lambda _tokens: os.kill(os.getpid(), number)
-        )
+        target.run(job, lambda _tokens: os.kill(os.getpid(), signal.SIGINT))
     target.close()
     target.close()
     assert not any(map(psutil.pid_exists, pids))
+    open_again(target)
 
 
 def test_settings_travel_as_flags_and_those_that_have_none_are_refused() -> None:
@@ -259,18 +248,13 @@ def test_settings_travel_as_flags_and_those_that_have_none_are_refused() -> None
         engine_flags(EngineConfig(pipelined=False))
 
 
-def test_cells_of_other_settings_get_a_server_of_their_own() -> None:
-    target = HttpTarget(lambda line: None)
-    target.open("tiny-thinking")
-    try:
-        first = ids(run(target, "serial", count=2))
-        assert ids(run(target, "spec@two-model", count=2)) == first
-        assert len(target.servers) == 2
-        rejecting = run(target, "spec@rejection", count=2, sampling=Sampling(0.8, 1))
-        assert all(row.status == "ok" for row in measured(rejecting))
-        assert len(target.servers) == 3
-    finally:
-        target.close()
+def test_cells_of_other_settings_get_a_server_of_their_own(target: HttpTarget) -> None:
+    first = ids(run(target, "serial", count=2))
+    assert ids(run(target, "spec@two-model", count=2)) == first
+    assert len(target.servers) == 2
+    target.check(cell_of("spec@rejection"), CHAT)
+    assert len(target.wanted) == 3
+    target.servers.popitem()[1].close()
 
 
 def test_a_model_that_cannot_be_opened_is_told_before_anything_runs() -> None:
@@ -289,17 +273,17 @@ def test_a_server_that_does_not_start_is_told_with_its_last_words(tmp_path: Path
 
 
 def test_the_server_of_a_peer_cell_runs_beside_ours(target: HttpTarget, local: InProcess) -> None:
-    expected = [row.text for row in measured(run(local, "mlx-lm"))]
+    """It tells reasoning apart from text, and counts the end token, which the cell's file says."""
+    expected = [row.completion_tokens for row in measured(run(local, "mlx-lm"))]
     for peer in ("mlx-lm@server", "mlx-lm+batch4@server"):
         record = run(target, peer)
         rows: list[RequestRow] = measured(record)
-        assert [row.text for row in rows] == expected
+        assert [row.completion_tokens for row in rows] == expected
         assert all(row.status == "ok" and row.count_source == "usage" for row in rows)
         assert all(row.token_ids is None and row.cached_tokens == 0 for row in rows)
         assert record.trial.aggregate_s is None
         assert record.trial.peak_rss_bytes
-    counts = [row.completion_tokens for row in measured(run(local, "mlx-lm"))]
-    assert [row.completion_tokens for row in rows] == counts
+    assert len(target.peers.servers.processes) == 1
 
 
 def test_a_cell_that_names_a_running_server_is_asked_of_it(target: HttpTarget) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +17,7 @@ from engine.errors import FmError
 from harness.chat_reply import ChatReply, StreamError
 from harness.client_delay import ClientDelay
 from harness.load_client import Ask, Exchange, Load, LoadClient, Patience
+from harness.run import interruptible
 from tests.harness.foreign_server import DONE, WORDS, Foreign, chunk, event, foreign, usage
 
 CHAT = "/chat/completions"
@@ -126,6 +129,9 @@ def test_arrivals_by_chance_come_at_their_rate_whatever_is_live_and_repeat_by_se
     assert 39 / first[-1] == pytest.approx(200, rel=0.6)
 
 
+HASTY = Patience(first_event_s=0.4, event_s=0.4, total_s=1.5)
+
+
 @pytest.mark.parametrize(
     ("script", "words"),
     [
@@ -133,9 +139,9 @@ def test_arrivals_by_chance_come_at_their_rate_whatever_is_live_and_repeat_by_se
         ((chunk("a"),), r"without \[DONE\]"),
         ((chunk("a"), DONE), "without a finish_reason"),
         ((b"data: {\n\n",), "no JSON"),
-        ((chunk("a"), 1.0, *WORDS), "next event did not come within 0.2 s"),
-        ((1.0, *WORDS), "first event did not come within 0.2 s"),
-        (tuple(part for _ in range(9) for part in (chunk("a"), 0.1)), "longer than 0.5 s"),
+        ((chunk("a"), 1.0, *WORDS), "next event did not come within 0.4 s"),
+        ((1.0, *WORDS), "first event did not come within 0.4 s"),
+        (tuple(part for _ in range(20) for part in (chunk("a"), 0.1)), "longer than 1.5 s"),
         (JSONResponse({"error": {"message": "no such model"}}, 404), "HTTP 404: no such model"),
         (Response("Not Found", 404), "HTTP 404: Not Found"),
         (JSONResponse({"choices": []}), "text/event-stream"),
@@ -147,8 +153,7 @@ def test_what_fails_is_a_failure_with_its_reason_in_one_line(
     server: Foreign, script: Any, words: str
 ) -> None:
     server.script = lambda _body: script
-    patience = Patience(first_event_s=0.2, event_s=0.2, total_s=0.5)
-    found = one(server, patience=patience)
+    found = one(server, patience=HASTY if " s" in words else QUICK)
     assert found.error is not None
     assert "\n" not in found.error
     assert re.search(words, found.error), found.error
@@ -230,6 +235,24 @@ def test_the_delay_of_a_client_that_is_at_work_shows_and_of_an_idle_one_does_not
     assert slow.per_event_s > 0.02 > quick.per_event_s
     assert slow.share is not None
     assert slow.share > (quick.share or 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
+def test_a_signal_ends_what_is_sent_and_the_handlers_are_put_back(number: signal.Signals) -> None:
+    paced = [part for _ in range(100) for part in (chunk("a"), 0.05)]
+    with foreign(script=lambda _body: (*paced, *WORDS)) as server, interruptible():
+        before = signal.getsignal(number)
+        with client_of(server, 4) as client:
+            with pytest.raises(KeyboardInterrupt):
+                client.waves(asks(8), 4, lambda _tokens: os.kill(os.getpid(), number))
+            assert signal.getsignal(number) is before
+            deadline_s = time.monotonic() + 20
+            while server.live and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+            assert server.live == 0
+            server.script = lambda _body: WORDS
+            assert client.waves(asks(1), 1).exchanges[0].error is None
+    assert len(server.asked) == 5
 
 
 def test_a_client_is_closed_twice_without_harm() -> None:
