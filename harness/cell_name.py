@@ -90,6 +90,10 @@ class CellName:
 
 def parse_cell_name(text: str) -> CellName:
     """Read a cell name; SettingError or UnknownNameError says in one line what is wrong with it."""
+    if "://" in text and "@" in text:
+        raise SettingError(
+            "the URL of a cell holds an '@'; set a key as FM_TARGET_API_KEY, where nobody reads it"
+        )
     body, at, variant = text.strip().partition("@")
     if at and not _VARIANT.fullmatch(variant):
         raise SettingError(f"cell {text!r} has no usable word after '@'; write e.g. '@routed'")
@@ -145,10 +149,8 @@ def _refuse_what_cannot_run(name: CellName, text: str) -> None:
         raise SettingError(
             f"cell {text!r}: fill cells are not available yet in this version; drop 'fill'"
         )
-    if name.url and (name.has("spec") or name.variant):
-        raise SettingError(
-            f"cell {text!r}: a running server drafts as it was started; drop 'spec' and '@'"
-        )
+    if name.url and name.has("spec"):
+        raise SettingError(f"cell {text!r}: a running server drafts as it was started; drop 'spec'")
     if name.is_peer and not name.url and name.has("grammar"):
         raise SettingError(f"cell {text!r}: mlx-lm has no grammar support; drop 'grammar'")
     if name.is_peer and name.has("spec") and name.rows is not None:

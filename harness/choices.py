@@ -65,6 +65,11 @@ class Choices:
             raise UnknownNameError("preset", self.preset, PRESETS)
         if self.target not in TARGETS and not self.is_remote:
             raise UnknownNameError("target", self.target, [*TARGETS, "http://HOST:PORT/v1"])
+        if "@" in self.target:
+            raise SettingError(
+                "the URL of the target holds an '@'; set a key as FM_TARGET_API_KEY, where nobody "
+                "reads it"
+            )
         for what, names in (("model", self.models), ("workload", self.workloads)):
             if not names:
                 raise SettingError(f"no {what} is named; give at least one")

@@ -266,7 +266,7 @@ def _speed(trial: TrialRow, block: BlockRow | None) -> float | None:
     """Return tokens a second, by wall time where the target tells nothing of decode steps."""
     if block is None:
         return None
-    return block.e2e_tok_s if trial.aggregate_s is None else block.aggregate_tok_s
+    return block.aggregate_tok_s if trial.is_told_steps else block.e2e_tok_s
 
 
 def _models_without_result(index: RunIndex) -> Iterator[str]:

@@ -187,7 +187,7 @@ class CellReader:
 
     def _figure(self, place: Place) -> str:
         """Return which speed of a cell is compared: e2e where no trial tells of decode steps."""
-        told = [trial.aggregate_s is not None for trial in self.index.trials(place, "done")]
+        told = [trial.is_told_steps for trial in self.index.trials(place, "done")]
         return AGGREGATE if any(told) or not told else E2E
 
     def _rates(self, place: Place, figure: str) -> Mapping[int, float | None]:

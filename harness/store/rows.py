@@ -223,6 +223,11 @@ class TrialRow:
     lane_taken: str = ""
     lane_reason: str = ""
 
+    @property
+    def is_told_steps(self) -> bool:
+        """False where a server was measured that tells nothing of its decode steps."""
+        return self.client_stream_s is None or self.decode_steps is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRow:
