@@ -53,9 +53,11 @@ def request_of(
     max_tokens: int,
     sampling: SamplingParams,
 ) -> Request:
-    """Return what an engine of the model is asked."""
+    """Return what an engine of the model is asked: as a server reads the same chat."""
+    ids = prompt_ids(model, workload, prompt)
     return Request(
-        prompt_ids=prompt_ids(model, workload, prompt),
+        prompt_ids=ids,
+        reasoning=model.tokenizer.reasoning_of(ids),
         max_tokens=max_tokens,
         constraint=constraint_of(cell, prompt),
         sampling=sampling,

@@ -7,14 +7,14 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from engine.config import EngineConfig
-from engine.errors import FmError, SettingError
+from engine.errors import FmError
 from engine.models.load import load_model
 from engine.models.registry import pull
 from harness.cell import CellKind
@@ -23,7 +23,7 @@ from harness.http_target import FmServer, HttpTarget
 from harness.in_process import InProcess
 from harness.run import interruptible
 from harness.sampling import Sampling
-from harness.serve_flags import engine_flags
+from harness.serve_flags import ENGINE_FLAGS, engine_flags
 from harness.store import ModelRow, RequestRow
 from harness.target import Parting
 from tests.harness.jobs import (
@@ -230,22 +230,35 @@ def test_an_interrupted_trial_leaves_no_server_behind(target: HttpTarget) -> Non
     open_again(target)
 
 
-def test_settings_travel_as_flags_and_those_that_have_none_are_refused() -> None:
-    config = EngineConfig(
-        max_rows=4, drafter="two_model", draft_model="x", num_draft_tokens=3, kv_bits=8
-    )
-    flags = engine_flags(config)
-    pairs = dict(zip(flags[::2], flags[1::2], strict=True))
-    assert pairs == {
-        "--batch": "4",
-        "--draft-kind": "two_model",
-        "--draft-model": "x",
-        "--num-draft-tokens": "3",
-        "--kv-bits": "8",
-    }
-    assert engine_flags(EngineConfig(drafter="two_model")) == ("--batch", "1")
-    with pytest.raises(SettingError, match="pipelined is False"):
-        engine_flags(EngineConfig(pipelined=False))
+@pytest.mark.parametrize(
+    ("changes", "flags"),
+    [
+        ({"max_rows": 4}, ("--batch", "4")),
+        (
+            {"drafter": "two_model", "draft_model": "x", "num_draft_tokens": 3},
+            ("--draft-kind", "two_model", "--draft-model", "x", "--num-draft-tokens", "3"),
+        ),
+        (
+            {"kv_bits": 8, "acceptance": "rejection"},
+            ("--kv-bits", "8", "--acceptance", "rejection"),
+        ),
+        ({"pipelined": False}, ("--no-pipelined",)),
+        ({"adapters": ("a=b", "c")}, ("--adapter", "a=b", "--adapter", "c")),
+        ({"drafter": "two_model", "draft_model": "x"}, ()),
+    ],
+    ids=str,
+)
+def test_settings_travel_as_flags(changes: dict[str, object], flags: tuple[str, ...]) -> None:
+    """Those that draft nothing name no drafter, which `fm serve` would refuse."""
+    config = EngineConfig.from_mapping(changes)
+    written = engine_flags(config)
+    pairs = " ".join(written)
+    assert all(f in written for f in flags)
+    assert len(written) == len(flags) + (0 if "max_rows" in changes else 2), pairs
+
+
+def test_every_setting_has_a_flag() -> None:
+    assert set(ENGINE_FLAGS.values()) == {item.name for item in fields(EngineConfig)}
 
 
 def test_cells_of_other_settings_get_a_server_of_their_own(target: HttpTarget) -> None:
