@@ -12,7 +12,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,28 @@ class CellKind(StrEnum):
     PEER = "peer"
 
 
+PLACEHOLDERS = ("python", "folder", "draft_folder", "port", "rows", "num_draft_tokens")
+"""What a server's command may name in braces: this Python, the model's and the drafter's folder,
+a free port of this machine, and settings of the cell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerCommand:
+    """A server that a peer cell starts, in a child process.
+
+    Args:
+        command: program and arguments, with `{placeholders}`.
+        health: path that answers 200 as soon as requests are served.
+        model: what its requests call the model; "" takes the only one the server lists.
+        counts_end: its usage counts the end token of a reply, which ours do not.
+    """
+
+    command: tuple[str, ...]
+    health: str = "/health"
+    model: str = ""
+    counts_end: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
     """One column of the matrix: a lane with its features and every setting.
@@ -51,12 +73,16 @@ class Cell:
     Args:
         lane_taken: the lane its requests must report, `serial` or `batch`.
         config: the engine's settings; for a peer cell, the drafter it gets.
+        server: what a peer cell starts; None for mlx-lm without a server, and for our cells.
+        is_remote: True where somebody else's server runs it, which tells neither lanes nor ids.
     """
 
     key: CellName
     kind: CellKind
     lane_taken: str
     config: EngineConfig
+    server: ServerCommand | None = None
+    is_remote: bool = False
 
     @property
     def name(self) -> str:
@@ -71,12 +97,15 @@ class Cell:
     @property
     def digest(self) -> str:
         """Hex sha256 of everything that defines the cell."""
-        content = {
+        content: dict[str, Any] = {
             "name": self.name,
             "kind": self.kind.value,
             "lane_taken": self.lane_taken,
             "config": asdict(self.config),
         }
+        # Named where they say something only, so that other cells keep the digests they had.
+        content |= {} if self.server is None else {"server": asdict(self.server)}
+        content |= {"is_remote": True} if self.is_remote else {}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -95,6 +124,9 @@ class CellCatalogue:
         cell = self.cells.get(str(key))
         if cell is not None:
             return cell
+        if key.url:
+            config = EngineConfig(max_rows=key.rows or 1)
+            return Cell(key=key, kind=CellKind.PEER, lane_taken=key.lane, config=config)
         if key.variant == "aa":
             bare = self.find(key.bare_lane())
             return _derived(bare, key, CellKind.AA)
@@ -146,7 +178,7 @@ def read_cell(path: Path) -> Cell:
 
 
 def _cell_from(table: Mapping[str, Any]) -> Cell:
-    known = ("name", "kind", "lane_taken", "settings")
+    known = ("name", "kind", "lane_taken", "settings", "server")
     for word in table:
         if word not in known:
             raise SettingError(f"unknown key {word!r}; known: {', '.join(known)}")
@@ -167,7 +199,31 @@ def _cell_from(table: Mapping[str, Any]) -> Cell:
         kind=CellKind(kind),
         lane_taken=lane_taken,
         config=_config_from(key, settings),
+        server=_server_from(key, table.get("server")),
     )
+
+
+def _server_from(key: CellName, table: Any) -> ServerCommand | None:
+    if table is None:
+        return None
+    if not key.is_peer:
+        raise SettingError("server is for peer cells; our cells are run by the target")
+    if not isinstance(table, dict) or not isinstance(table.get("command"), list):
+        raise SettingError("server must be a table with a command, a list of texts")
+    known = [item.name for item in fields(ServerCommand)]
+    for word in table:
+        if word not in known:
+            raise SettingError(f"unknown key {word!r} of server; known: {', '.join(known)}")
+    server = ServerCommand(**{**table, "command": tuple(table["command"])})
+    texts = (*server.command, server.health, server.model)
+    if not server.command or not all(isinstance(text, str) for text in texts):
+        raise SettingError("server: command must hold texts, and health and model be texts")
+    if not isinstance(server.counts_end, bool):
+        raise SettingError(f"counts_end is {server.counts_end!r}; it must be true or false")
+    for name in re.findall(r"\{(\w+)\}", " ".join(server.command)):
+        if name not in PLACEHOLDERS:
+            raise SettingError(f"command names {{{name}}}; it may name {', '.join(PLACEHOLDERS)}")
+    return server
 
 
 def _config_from(key: CellName, settings: Mapping[str, Any]) -> EngineConfig:
@@ -216,4 +272,4 @@ def _same_but_rows(one: CellName, other: CellName) -> bool:
 def _derived(cell: Cell, key: CellName, kind: CellKind) -> Cell:
     config = replace(cell.config, max_rows=key.rows or 1)
     lane_taken = "serial" if config.max_rows == 1 else cell.lane_taken
-    return Cell(key=key, kind=kind, lane_taken=lane_taken, config=config)
+    return replace(cell, key=key, kind=kind, lane_taken=lane_taken, config=config)

@@ -1,8 +1,9 @@
 """Cell names: `+`-joined words in any order, and the one canonical spelling of each.
 
 A name is a lane word (`serial`, or `batchN` with N from 1 to 128), features, and at most one
-`@variant`. Without a lane word it is serial. Peer cells start from `mlx-lm` instead and take no
-default lane word. Output always uses the canonical spelling: lane, then spec, fill, grammar.
+`@variant`. Without a lane word it is serial. Peer cells start from `mlx-lm` instead, or from the
+URL of a running server, and take no default lane word. Output always uses the canonical spelling:
+lane, then spec, fill, grammar.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ FEATURES: dict[str, str] = {
 """Feature words in canonical order, which is also the order in which a mechanism is taken away to
 find the cell a ratio is computed against: spec before fill before grammar."""
 
+_URL = re.compile(r"https?://[^\s+@]+")
 _BATCH = re.compile(r"batch([0-9]+)")
 _VARIANT = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
@@ -40,13 +42,15 @@ class CellName:
         rows: rows decoded together; None is the serial lane.
         features: words of FEATURES in canonical order.
         variant: the word after `@`, "" for none.
-        is_peer: True for a cell that mlx-lm runs.
+        is_peer: True for a cell that something else than our engine runs.
+        url: of the server that runs a peer cell, "" where it is mlx-lm.
     """
 
     rows: int | None
     features: tuple[str, ...] = ()
     variant: str = ""
     is_peer: bool = False
+    url: str = ""
 
     @property
     def lane(self) -> str:
@@ -79,15 +83,17 @@ class CellName:
 
     def __str__(self) -> str:
         lane = [] if self.rows is None else [f"batch{self.rows}"]
-        lead = [PEER, *lane] if self.is_peer else (lane or ["serial"])
+        lead = [self.url or PEER, *lane] if self.is_peer else (lane or ["serial"])
         name = "+".join([*lead, *self.features])
         return f"{name}@{self.variant}" if self.variant else name
 
 
 def parse_cell_name(text: str) -> CellName:
     """Read a cell name; SettingError or UnknownNameError says in one line what is wrong with it."""
-    if re.match("https?://", text.strip()):
-        raise SettingError(f"cell {text!r}: server cells are not available yet in this version")
+    if "://" in text and "@" in text:
+        raise SettingError(
+            "the URL of a cell holds an '@'; set a key as FM_TARGET_API_KEY, where nobody reads it"
+        )
     body, at, variant = text.strip().partition("@")
     if at and not _VARIANT.fullmatch(variant):
         raise SettingError(f"cell {text!r} has no usable word after '@'; write e.g. '@routed'")
@@ -99,17 +105,21 @@ def parse_cell_name(text: str) -> CellName:
             raise SettingError(f"cell {text!r} names {word!r} twice; name it once")
     lanes = [word for word in words if word == "serial" or _BATCH.fullmatch(word)]
     features = [word for word in words if word in FEATURES]
+    urls = [word for word in words if _URL.fullmatch(word)]
     for word in words:
-        if word not in (*lanes, *features, PEER):
+        if word not in (*lanes, *features, *urls, PEER):
             kind = "cell" if len(words) == 1 else "cell word"
             raise UnknownNameError(kind, word, known_words())
     if len(lanes) > 1:
         raise SettingError(f"cell {text!r} names the lanes {' and '.join(lanes)}; name one")
+    if len(urls) + words.count(PEER) > 1:
+        raise SettingError(f"cell {text!r} names two peers; name one")
     name = CellName(
         rows=_rows(lanes[0], text) if lanes else None,
         features=tuple(word for word in FEATURES if word in features),
         variant=variant,
-        is_peer=PEER in words,
+        is_peer=PEER in words or bool(urls),
+        url=urls[0] if urls else "",
     )
     _refuse_what_cannot_run(name, text)
     return name
@@ -139,7 +149,9 @@ def _refuse_what_cannot_run(name: CellName, text: str) -> None:
         raise SettingError(
             f"cell {text!r}: fill cells are not available yet in this version; drop 'fill'"
         )
-    if name.is_peer and name.has("grammar"):
+    if name.url and name.has("spec"):
+        raise SettingError(f"cell {text!r}: a running server drafts as it was started; drop 'spec'")
+    if name.is_peer and not name.url and name.has("grammar"):
         raise SettingError(f"cell {text!r}: mlx-lm has no grammar support; drop 'grammar'")
     if name.is_peer and name.has("spec") and name.rows is not None:
         raise SettingError(

@@ -16,6 +16,14 @@ DEFAULT_MODELS = ("smollm2-135m",)
 DEFAULT_WORKLOADS = ("short-chat", "json-extract", "long-form")
 DEFAULT_PRESET = "quick"
 
+TARGETS = {
+    "in-process": "engines in this process",
+    "http": "fm serve in children, as its clients see it",
+}
+"""What runs the cells -> what that is; a URL is a target too."""
+
+URL_SCHEMES = ("http://", "https://")
+
 
 @dataclass(frozen=True, slots=True)
 class Preset:
@@ -42,6 +50,7 @@ class Choices:
     models: tuple[str, ...] = DEFAULT_MODELS
     workloads: tuple[str, ...] = DEFAULT_WORKLOADS
     preset: str = DEFAULT_PRESET
+    target: str = "in-process"
     blocks: int | None = setting(None, "passes over all cells", low=1, high=1000)
     prompts: int | None = setting(None, "prompts a trial", low=1, high=100_000)
     max_tokens: int | None = setting(None, "token cap of free-running cells", low=1, high=1_000_000)
@@ -54,9 +63,21 @@ class Choices:
         check_settings(self)
         if self.preset not in PRESETS:
             raise UnknownNameError("preset", self.preset, PRESETS)
+        if self.target not in TARGETS and not self.is_remote:
+            raise UnknownNameError("target", self.target, [*TARGETS, "http://HOST:PORT/v1"])
+        if "@" in self.target:
+            raise SettingError(
+                "the URL of the target holds an '@'; set a key as FM_TARGET_API_KEY, where nobody "
+                "reads it"
+            )
         for what, names in (("model", self.models), ("workload", self.workloads)):
             if not names:
                 raise SettingError(f"no {what} is named; give at least one")
+
+    @property
+    def is_remote(self) -> bool:
+        """True when the target is a server that somebody else runs."""
+        return self.target.startswith(URL_SCHEMES)
 
     def sampling(self) -> Sampling:
         """Return how every request is sampled."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from contextlib import closing
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,8 +19,15 @@ from click.core import ParameterSource
 from engine.config import EngineConfig
 from engine.errors import FmError, SettingError
 from engine.server.settings import ServerConfig
-from harness.choices import DEFAULT_MODELS, PRESETS, Choices
+from harness.choices import DEFAULT_MODELS, PRESETS, TARGETS, Choices
 from harness.flags import chosen_settings, setting_flags
+from harness.serve_flags import (
+    CACHE_FLAGS,
+    DRAFT_FLAGS,
+    ENGINE_FLAGS,
+    SERVED_ROWS,
+    SERVER_FLAGS,
+)
 
 if TYPE_CHECKING:
     from harness.session import Concluded
@@ -51,48 +59,6 @@ LISTS = {
 
 NUMBERS = {"blocks": int, "prompts": int, "max_tokens": int, "temperature": float, "seed": int}
 
-DRAFT_FLAGS = {
-    "draft-model": "draft_model",
-    "draft-kind": "drafter",
-    "num-draft-tokens": "num_draft_tokens",
-    "draft-budgets": "draft_budgets",
-    "acceptance": "acceptance",
-}
-CACHE_FLAGS = {"kv-bits": "kv_bits"}
-ENGINE_FLAGS = {
-    **DRAFT_FLAGS,
-    "spec-batching": "spec_batching",
-    "grammar-batching": "grammar_batching",
-    "batch": "max_rows",
-    "kv-budget": "kv_budget_gb",
-    **CACHE_FLAGS,
-    "prefix-cache-bytes": "prefix_cache_bytes",
-    "prefill-chunk": "prefill_chunk",
-    "interleaved-prefill": "interleaved_prefill",
-    "pipelined": "pipelined",
-    "adapter": "adapters",
-}
-"""Flag of `fm serve` -> field of EngineConfig."""
-
-SERVED_ROWS = 8
-"""A server's default for rows decoded together: one that is alone costs as if serial."""
-
-SERVER_FLAGS = {
-    "host": "host",
-    "port": "port",
-    "api-key": "api_key",
-    "insecure": "insecure",
-    "max-body": "max_body_bytes",
-    "max-waiting": "max_waiting",
-    "default-max-tokens": "default_max_tokens",
-    "request-timeout": "request_timeout_s",
-    "stuck-after": "stuck_after_s",
-    "drain": "drain_s",
-    "allow-overrides": "allow_overrides",
-    "log-level": "log_level",
-}
-"""Flag of `fm serve` -> field of ServerConfig."""
-
 CHOSEN = "fm.chosen"
 """Key of the choices in a click context: flag name -> value."""
 
@@ -105,14 +71,27 @@ def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> Non
 
 
 def choices_of(context: click.Context) -> Choices:
-    """Return the choices of a command with matrix_options; FmError names one that is wrong."""
-    return Choices(**context.meta[CHOSEN])
+    """Return the choices of a command with matrix_options; FmError names one that is wrong.
+
+    A target that is a server is asked for its model where none is named.
+    """
+    chosen = Choices(**context.meta[CHOSEN])
+    is_named = context.get_parameter_source("models") is ParameterSource.COMMANDLINE
+    if not chosen.is_remote or is_named:
+        return chosen
+    from harness.remote_target import only_model
+
+    return replace(chosen, models=(only_model(chosen.target),))
 
 
 def matrix_options(command: Command) -> Command:
     """Add the flags that choose a matrix, made from the fields of Choices."""
     known = {item.name: item for item in fields(Choices)}
-    texts = {**LISTS, "preset": f"how much to measure: {', '.join(PRESETS)}"}
+    texts = {
+        **LISTS,
+        "preset": f"how much to measure: {', '.join(PRESETS)}",
+        "target": f"what runs the cells: {', '.join(TARGETS)}, or a server's URL",
+    }
     texts |= {name: known[name].metadata["help"] for name in NUMBERS}
     for name, text in reversed(texts.items()):
         default: Any = known[name].default
@@ -136,7 +115,6 @@ def cli() -> None:
 
 @cli.command()
 @matrix_options
-@click.option("--target", default="in-process", help="what runs the cells: in-process")
 @click.option("--db", type=click.Path(path_type=Path), default=DEFAULT_DB, help="eval database")
 @click.option(
     "--out", type=click.Path(path_type=Path), default=DEFAULT_REPORTS, help="folder for reports"
@@ -147,7 +125,6 @@ def cli() -> None:
 @click.pass_context
 def run(
     context: click.Context,
-    target: str,
     db: Path,
     out: Path,
     resume: str | None,
@@ -155,25 +132,23 @@ def run(
     quiet: bool,
 ) -> int:
     """Run cells on workloads, store what was seen, judge it and write the report."""
-    if target != "in-process":
-        raise SettingError(
-            f"target {target!r} is not available yet in this version; use --target in-process"
-        )
     chosen = choices_of(context)
     if resume is not None:
         _refuse_choices(context)
     from engine.backend import require_backend
-    from harness.session import Places, Session, matrix_of
+    from harness.session import Places, Session, matrix_of, stored_target
 
     matrix = matrix_of(chosen)
     require_backend()
-    from harness.in_process import local_target
     from harness.progress import fetching_to, progress_for
+    from harness.targets import target_of
 
+    target = chosen.target if resume is None else stored_target(db, resume)
+    progress = progress_for(sys.stderr, quiet)
     session = Session(
-        target=local_target(),
+        target=target_of(target, progress.note),
         places=Places(db=db, reports=out, json=json_path),
-        progress=progress_for(sys.stderr, quiet),
+        progress=progress,
         fetching=fetching_to(sys.stderr),
     )
     concluded = session.start(matrix) if resume is None else session.resume(resume)
@@ -187,9 +162,17 @@ def run(
 def plan(context: click.Context) -> int:
     """Show what `fm run` would run with the same flags, and why some of it would not."""
     from harness.plan_text import plan_lines
-    from harness.session import matrix_of
+    from harness.session import checked, matrix_of
+    from harness.targets import target_of
 
-    for line in plan_lines(matrix_of(choices_of(context))):
+    chosen = choices_of(context)
+    matrix = matrix_of(chosen)
+    if chosen.is_remote:
+        with closing(target_of(chosen.target, _say)) as target:
+            for model in chosen.models:
+                target.open(model)
+                matrix = checked(matrix, model, target)
+    for line in plan_lines(matrix):
         click.echo(line)
     return EXIT_OK
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -74,10 +75,16 @@ class StepTally:
 
 
 class RssSampler:
-    """A context that records the largest resident memory of this process while it is open."""
+    """A context that records the largest resident memory of processes while it is open.
 
-    def __init__(self, interval_s: float = RSS_INTERVAL_S) -> None:
-        self._process = psutil.Process()
+    Args:
+        pids: whose memory is summed up; None is this process. One that is gone counts for nothing.
+    """
+
+    def __init__(
+        self, interval_s: float = RSS_INTERVAL_S, pids: Sequence[int] | None = None
+    ) -> None:
+        self._processes = [psutil.Process(pid) for pid in pids or (None,)]
         self._interval_s = interval_s
         self._closing = threading.Event()
         self._peak_bytes = 0
@@ -108,4 +115,8 @@ class RssSampler:
             self._read()
 
     def _read(self) -> None:
-        self._peak_bytes = max(self._peak_bytes, self._process.memory_info().rss)
+        total = 0
+        for process in self._processes:
+            with suppress(psutil.Error):
+                total += process.memory_info().rss
+        self._peak_bytes = max(self._peak_bytes, total)

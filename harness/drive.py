@@ -10,17 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.loop import Engine
-from engine.request import Completion, Request, TokenEvent
+from engine.request import Request, TokenEvent
 from harness.clock import Clock, StepTally, TokenTimes
+from harness.record import Served
 from harness.target import OnTokens
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """One finished request and when its tokens came."""
-
-    completion: Completion
-    times: TokenTimes
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from harness.grade import Grade, Outcome, judge_conformance
 from harness.law import judge_law, portions
 from harness.sampling import promises_ids
 from harness.store.index import Place, RunIndex
-from harness.store.loaded import RunData
-from harness.store.rows import DivergenceRow, GateRow, GateStatus, RequestRow
+from harness.store.loaded import BlockRow, RunData
+from harness.store.rows import DivergenceRow, GateRow, GateStatus, RequestRow, TrialRow
 from harness.token_identity import JudgedGap, ReplyIdentity, compare_reply, sum_up
 
 EXIT_PASS = 0
@@ -239,7 +239,7 @@ def _gaps(index: RunIndex, place: Place) -> Iterator[str]:
     cell = index.cell(place)
     name = f"{place.model} {place.workload} {place.cell}"
     speeds = {
-        row.block: row.aggregate_tok_s
+        row.block: row
         for row in index.data.blocks
         if (row.model, row.workload, row.cell) == (place.model, place.workload, place.cell)
     }
@@ -256,10 +256,17 @@ def _gaps(index: RunIndex, place: Place) -> Iterator[str]:
             yield f"{where} measured no request"
         if errors:
             yield f"{where}: {len(errors)} of {len(requests)} requests failed"
-        if cell.kind != "routing" and speeds.get(trial.block) is None:
+        if cell.kind != "routing" and _speed(trial, speeds.get(trial.block)) is None:
             yield f"{where} has no speed"
         if cell.baseline is not None and trial.block not in baseline:
             yield f"{where} has no baseline {cell.baseline}"
+
+
+def _speed(trial: TrialRow, block: BlockRow | None) -> float | None:
+    """Return tokens a second, by wall time where the target tells nothing of decode steps."""
+    if block is None:
+        return None
+    return block.aggregate_tok_s if trial.is_told_steps else block.e2e_tok_s
 
 
 def _models_without_result(index: RunIndex) -> Iterator[str]:

@@ -14,39 +14,35 @@ import mlx.core as mx
 
 from engine.config import EngineConfig
 from engine.draft.registry import build_drafter
-from engine.errors import SchemaError, SettingError
-from engine.grammar.compile import GrammarCompiler
 from engine.loop import Engine
 from engine.models.load import LoadedModel, load_model
 from engine.models.registry import pull
-from engine.oracle import NEAR_TIE, Oracle
-from engine.request import Constraint, ConstraintKind, Request, SamplingParams
+from engine.request import Request
 from harness.cell import Cell, CellKind
 from harness.clock import RssSampler, monotonic
-from harness.drive import Drive, Served, drive
-from harness.law import law_row
-from harness.peer import PeerModel, Peers, PeerWork
-from harness.record import accept_rows, filled_trial, graded, request_row
+from harness.drive import Drive, drive
+from harness.judge import Judge
+from harness.peer_cells import PeerCells
+from harness.prompting import (
+    WARM_UP_TOKENS,
+    compile_schemas,
+    model_row,
+    requests_of,
+    warm_up_prompts,
+)
+from harness.record import accept_rows, filled_trial, reply_rows
 from harness.replay import measure_overhead
-from harness.sampling import params_of
+from harness.server_process import OnWait
 from harness.store.rows import (
     DivergenceRow,
     LawRow,
     ModelRow,
-    Phase,
     RequestRow,
     TrialRecord,
     TrialRow,
 )
-from harness.target import OnTokens, Parting, SampledReply, TrialJob
-from harness.workload import Prompt, Workload
-
-WARM_UP_TOKENS = 8
-"""Enough for every shape of a decode step to have been seen once."""
-
-EPSILONS = {"float32": NEAR_TIE, "bfloat16": 0.26, "float16": 0.02}
-"""Gaps below these are near-ties: two units in the last place of a score of 16 to 32 in the half
-precisions, where one unit (0.125 in bfloat16) was seen on an H200."""
+from harness.target import OnTokens, Parting, SampledReply, TrialJob, ignore_tokens
+from harness.workload import Workload
 
 
 @dataclass(slots=True)
@@ -56,44 +52,41 @@ class InProcess:
     Args:
         load: makes a model of a name.
         folder_of: the folder from which mlx-lm loads a draft model.
+        tell: takes a line when the server of a peer cell is started.
     """
 
     load: Callable[[str], LoadedModel]
     folder_of: Callable[[str], Path]
+    tell: OnWait = lambda _line: None
     model: LoadedModel | None = None
     engines: dict[EngineConfig, Engine] = field(default_factory=dict)
     draft_models: dict[str, LoadedModel] = field(default_factory=dict)
     warm: set[tuple[str, str]] = field(default_factory=set)
-    peers: Peers = field(default_factory=Peers)
+    peers: PeerCells = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.peers = PeerCells(self.tell, self.folder_of)
 
     def open(self, model: str) -> ModelRow:
         """Load a model; another one that was open is dropped first."""
         if self.model is None or self.model.name != model:
             self.close()
             self.model = self.load(model)
-        loaded = self.model
-        return ModelRow(
-            name=model,
-            digest=loaded.digest,
-            source=loaded.source,
-            dtype=loaded.dtype,
-            vocab_size=loaded.vocab_size,
-            num_layers=loaded.num_layers,
-        )
+        return model_row(self.model)
 
     def check(self, cell: Cell, workload: Workload) -> None:
         """Build what the cell needs and compile the workload's schemas."""
         if cell.key.is_peer:
-            self._peer_model(cell)
+            self.peers.check(cell, self._opened())
             return
         self._engine(cell)
         if cell.key.has("grammar"):
-            self._compile_all(workload)
+            compile_schemas(self._opened(), workload)
 
     def run(self, job: TrialJob, on_tokens: OnTokens) -> TrialRecord:
         """Run a trial; an engine that failed in it is thrown away with all its rows."""
         if job.cell.key.is_peer:
-            return self._run_peer(job, on_tokens)
+            return self.peers.run(job, self._opened(), on_tokens)
         try:
             return self._run(job, on_tokens)
         except BaseException:
@@ -101,41 +94,12 @@ class InProcess:
             raise
 
     def judge(self, parting: Parting) -> Sequence[DivergenceRow]:
-        """Follow the reply, and the reply it should have been, with the oracle.
-
-        A place where either departs from the oracle explains the parting; the reply's own places
-        count first.
-        """
-        oracle = Oracle(self._opened())
-        request = self._request(
-            parting.cell, parting.workload, parting.prompt, parting.max_tokens, parting.sampling
-        )
-        found = oracle.follow(request, parting.reply, parting.reply_ended) or oracle.follow(
-            request, parting.expected, parting.expected_ended
-        )
-        mx.clear_cache()
-        return [
-            DivergenceRow(
-                trial_id=parting.trial_id,
-                prompt_id=parting.prompt.id,
-                reference=parting.reference,
-                position=divergence.position,
-                gap=divergence.gap,
-                epsilon=EPSILONS[self._opened().dtype],
-            )
-            for divergence in found
-        ]
+        """Ask the oracle."""
+        return Judge(self._opened()).judge(parting)
 
     def weigh(self, reply: SampledReply) -> LawRow:
-        """Let the oracle say which law each token was due to."""
-        row, ids = reply.row, reply.row.token_ids or ()
-        request = self._request(
-            reply.cell, reply.workload, reply.prompt, reply.max_tokens, params_of(row)
-        )
-        ended = row.finish_reason == "stop" and reply.draws > len(ids)
-        found = law_row(row, Oracle(self._opened()).draws(request, ids[: reply.draws], ended))
-        mx.clear_cache()
-        return found
+        """Ask the oracle."""
+        return Judge(self._opened()).weigh(reply)
 
     def close(self) -> None:
         """Drop the model, every engine on it and every child."""
@@ -151,13 +115,13 @@ class InProcess:
     def _run(self, job: TrialJob, on_tokens: OnTokens) -> TrialRecord:
         engine = self._engine(job.cell)
         warm_up = self._warm_up(engine, job)
-        requests = self._requests(job, job.prompts, job.max_tokens)
+        requests = requests_of(self._opened(), job, job.prompts, job.max_tokens)
         mx.clear_cache()
         mx.reset_peak_memory()
         with RssSampler() as rss:
             done = drive(engine, requests, job.cell.rows, monotonic, on_tokens)
         peak_bytes = mx.get_peak_memory()
-        rows = _rows(job, job.prompts, done, "measured", start=len(warm_up))
+        rows = reply_rows(job, job.prompts, done.served, start=len(warm_up))
         trial = replace(
             filled_trial(job.trial, rows, done.tally, done.wall_s),
             peak_mlx_bytes=peak_bytes,
@@ -169,28 +133,15 @@ class InProcess:
             accepts=accept_rows(trial, [served.completion for served in done.served]),
         )
 
-    def _compile_all(self, workload: Workload) -> None:
-        """Raise SettingError when a schema of the workload cannot be enforced.
-
-        The workload's must_compile says how many there are, so that none goes missing unseen.
-        """
-        model = self._opened()
-        grammars = GrammarCompiler.of(model)
-        for name, schema in workload.schemas.items():
-            try:
-                grammars.compile(Constraint(kind=ConstraintKind.JSON_SCHEMA, value=schema))
-            except SchemaError as error:
-                raise SettingError(f"workload {workload.name}, schema {name}: {error}") from error
-
     def _warm_up(self, engine: Engine, job: TrialJob) -> list[RequestRow]:
         key = (job.cell.name, job.workload.name)
         if key in self.warm:
             return []
         prompts = warm_up_prompts(job)
-        requests = self._requests(job, prompts, WARM_UP_TOKENS)
-        done = drive(engine, requests, job.cell.rows, monotonic, _ignore_tokens)
+        requests = requests_of(self._opened(), job, prompts, WARM_UP_TOKENS)
+        done = drive(engine, requests, job.cell.rows, monotonic, ignore_tokens)
         self.warm.add(key)
-        return _rows(job, prompts, done, "warmup", start=0)
+        return reply_rows(job, prompts, done.served, "warmup")
 
     def _with_overhead(
         self,
@@ -216,63 +167,6 @@ class InProcess:
                 )
         return trial
 
-    def _requests(self, job: TrialJob, prompts: Sequence[Prompt], max_tokens: int) -> list[Request]:
-        return [
-            self._request(
-                job.cell,
-                job.workload,
-                prompt,
-                max_tokens,
-                job.sampling.params(job.trial.block, prompt.id),
-            )
-            for prompt in prompts
-        ]
-
-    def _request(
-        self,
-        cell: Cell,
-        workload: Workload,
-        prompt: Prompt,
-        max_tokens: int,
-        sampling: SamplingParams,
-    ) -> Request:
-        return Request(
-            prompt_ids=self._prompt_ids(workload, prompt),
-            max_tokens=max_tokens,
-            constraint=prompt.constraint if cell.key.has("grammar") else None,
-            sampling=sampling,
-        )
-
-    def _prompt_ids(self, workload: Workload, prompt: Prompt) -> tuple[int, ...]:
-        """Return the chat as ids; a schema wants the document at once, so no reasoning first."""
-        tokenizer = self._opened().tokenizer
-        options = {"enable_thinking": False} if workload.is_constrained else {}
-        return tuple(tokenizer.apply_chat_template(list(prompt.messages), options=options))
-
-    # -- a trial of a peer ---------------------------------------------------------------------
-
-    def _run_peer(self, job: TrialJob, on_tokens: OnTokens) -> TrialRecord:
-        work = PeerWork(
-            model=self._peer_model(job.cell),
-            prompts=tuple(self._prompt_ids(job.workload, prompt) for prompt in job.prompts),
-            warm_up=tuple(
-                self._prompt_ids(job.workload, prompt) for prompt in warm_up_prompts(job)
-            ),
-        )
-        return self.peers.run(job, work, on_tokens)
-
-    def _peer_model(self, cell: Cell) -> PeerModel:
-        model = self._opened()
-        if model.path is None:
-            raise SettingError(f"model {model.name!r} lies in no folder that mlx-lm could load")
-        drafter = cell.config.draft_model
-        return PeerModel(
-            folder=str(model.path),
-            dtype=model.dtype,
-            draft_folder=None if drafter is None else str(self.folder_of(drafter)),
-            with_blas=cell.key.variant == "blas",
-        )
-
     # -- what is open --------------------------------------------------------------------------
 
     def _opened(self) -> LoadedModel:
@@ -296,46 +190,6 @@ class InProcess:
         return self.draft_models[name]
 
 
-def local_target() -> InProcess:
+def local_target(tell: OnWait) -> InProcess:
     """Return the target that loads models from the registry."""
-    return InProcess(load=load_model, folder_of=pull)
-
-
-def warm_up_prompts(job: TrialJob) -> tuple[Prompt, ...]:
-    """Return one wave of prompts that are never measured."""
-    prompts = job.workload.warmup
-    return tuple(prompts[place % len(prompts)] for place in range(job.cell.rows))
-
-
-def _ignore_tokens(count: int) -> None:
-    """Show no progress of a warm-up."""
-
-
-def _rows(
-    job: TrialJob, prompts: Sequence[Prompt], done: Drive, phase: Phase, start: int
-) -> list[RequestRow]:
-    return [
-        _row(job, prompt, served, phase, position)
-        for position, (prompt, served) in enumerate(
-            zip(prompts, done.served, strict=True), start=start
-        )
-    ]
-
-
-def _row(job: TrialJob, prompt: Prompt, served: Served, phase: Phase, position: int) -> RequestRow:
-    completion = served.completion
-    row = request_row(
-        job.trial,
-        position,
-        prompt,
-        completion,
-        served.times,
-        speculates=job.cell.key.has("spec"),
-        sampling=job.sampling.params(job.trial.block, prompt.id),
-        phase=phase,
-    )
-    if phase == "warmup":
-        return row
-    conformance = completion.conformance
-    accepted = None if conformance is None else conformance != "failed"
-    return graded(row, prompt, is_accepting=accepted)
+    return InProcess(load=load_model, folder_of=pull, tell=tell)

@@ -87,6 +87,7 @@ class Matrix:
         amounts = self.choices.amounts()
         return content_hash(
             {
+                "target": self.choices.target,
                 "amounts": asdict(amounts),
                 "seed": self.choices.seed,
                 "temperature": self.choices.temperature,
@@ -160,6 +161,8 @@ def plan_matrix(
     cells = with_baselines(wanted, catalogue)
     if choices.amounts().blocks >= MIN_AA_BLOCKS:
         cells = _with_noise_floor(cells, catalogue)
+    if choices.is_remote:
+        cells = tuple(replace(cell, is_remote=not cell.key.is_peer) for cell in cells)
     for workload in workloads.values():
         workload.select(choices.amounts().prompts, seed=choices.seed)
     pairs = [
@@ -180,6 +183,14 @@ def skip_model(matrix: Matrix, model: str, reason: str) -> Matrix:
             for pair in matrix.pairs
         ),
     )
+
+
+def skip_pair(matrix: Matrix, skipped: Pair, reason: str) -> Matrix:
+    """Return the matrix with one pair skipped."""
+    pairs = (
+        replace(pair, skip_reason=reason) if pair is skipped else pair for pair in matrix.pairs
+    )
+    return replace(matrix, pairs=tuple(pairs))
 
 
 def with_baselines(cells: Iterable[Cell], catalogue: CellCatalogue) -> tuple[Cell, ...]:
@@ -226,7 +237,7 @@ def ratio_baseline(cell: Cell) -> CellName | None:
 def identity_reference(cell: Cell) -> CellName | None:
     """Return the cell whose ids a cell must repeat: the serial lane, grammar as in the cell."""
     key = cell.key
-    if key.is_peer:
+    if key.is_peer or cell.is_remote:
         return None
     reference = CellName(rows=None, features=("grammar",) if key.has("grammar") else ())
     return None if reference == key else reference

@@ -8,18 +8,22 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import IO, Any
 
-from engine.errors import FmError
+from engine.errors import FmError, SettingError
+from engine.models.load import LoadedModel
 from engine.request import Completion, FinishReason, SamplingParams
 from harness.cell import Cell
 from harness.clock import StepTally, TokenTimes, monotonic
+from harness.prompting import WARM_UP_TOKENS, prompt_ids, warm_up_prompts
 from harness.record import filled_trial, graded, request_row
 from harness.store.rows import RequestRow, TrialRecord
 from harness.target import OnTokens, TrialJob
+from harness.workload import Prompt
 
 LOAD_TIMEOUT_S = 600.0
 SECONDS_PER_TOKEN = 5.0
@@ -27,7 +31,6 @@ SECONDS_PER_TOKEN = 5.0
 twenty times what a 135M model needs on a busy core."""
 
 MIN_TIMEOUT_S = 120.0
-WARM_UP_TOKENS = 8
 STOP_TIMEOUT_S = 5.0
 
 
@@ -160,6 +163,39 @@ class PeerWork:
     model: PeerModel
     prompts: tuple[tuple[int, ...], ...]
     warm_up: tuple[tuple[int, ...], ...]
+
+
+def peer_model(model: LoadedModel, cell: Cell, folder_of: Callable[[str], Path]) -> PeerModel:
+    """Return what a child has to load for a cell.
+
+    Args:
+        folder_of: the folder from which mlx-lm loads a draft model.
+
+    Raises:
+        SettingError: mlx-lm could load the model from nowhere.
+    """
+    if model.path is None:
+        raise SettingError(f"model {model.name!r} lies in no folder that mlx-lm could load")
+    drafter = cell.config.draft_model
+    return PeerModel(
+        folder=str(model.path),
+        dtype=model.dtype,
+        draft_folder=None if drafter is None else str(folder_of(drafter)),
+        with_blas=cell.key.variant == "blas",
+    )
+
+
+def peer_work(model: LoadedModel, job: TrialJob, folder_of: Callable[[str], Path]) -> PeerWork:
+    """Return a trial as a child gets it."""
+
+    def ids(prompts: Sequence[Prompt]) -> tuple[tuple[int, ...], ...]:
+        return tuple(prompt_ids(model, job.workload, prompt) for prompt in prompts)
+
+    return PeerWork(
+        model=peer_model(model, job.cell, folder_of),
+        prompts=ids(job.prompts),
+        warm_up=ids(warm_up_prompts(job)),
+    )
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ def plan_lines(matrix: Matrix) -> list[str]:
         (
             f"preset {matrix.choices.preset}: {amounts.blocks} blocks of {amounts.prompts} "
             f"prompts, cap {cap}, temperature {matrix.choices.temperature:g}, "
-            f"seed {matrix.choices.seed}"
+            f"seed {matrix.choices.seed}, target {matrix.choices.target}"
         ),
         f"{len(trials)} trials, {requests} requests",
         "",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from engine.request import Completion, FinishReason, SamplingParams
 from harness.clock import StepTally, TokenTimes
 from harness.grade import grade_reply
 from harness.sampling import stored
 from harness.store.rows import AcceptRow, Phase, RequestRow, RequestStatus, TrialRow
+from harness.target import TrialJob
 from harness.workload import Prompt
 
 STATUSES: dict[FinishReason, RequestStatus] = {
@@ -18,6 +19,54 @@ STATUSES: dict[FinishReason, RequestStatus] = {
     FinishReason.CANCELLED: "cancelled",
     FinishReason.ERROR: "error",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One finished request and when its tokens came."""
+
+    completion: Completion
+    times: TokenTimes
+
+
+def reply_rows(
+    job: TrialJob,
+    prompts: Sequence[Prompt],
+    served: Sequence[Served],
+    phase: Phase = "measured",
+    start: int = 0,
+) -> list[RequestRow]:
+    """Return the rows of a trial's replies, graded where they are measured.
+
+    Args:
+        prompts, served: in the order of submission.
+        start: position of the first one in the trial.
+    """
+    return [
+        _reply_row(job, prompt, item, phase, position)
+        for position, (prompt, item) in enumerate(zip(prompts, served, strict=True), start=start)
+    ]
+
+
+def _reply_row(
+    job: TrialJob, prompt: Prompt, served: Served, phase: Phase, position: int
+) -> RequestRow:
+    completion = served.completion
+    row = request_row(
+        job.trial,
+        position,
+        prompt,
+        completion,
+        served.times,
+        speculates=job.cell.key.has("spec"),
+        sampling=job.sampling.params(job.trial.block, prompt.id),
+        phase=phase,
+    )
+    if phase == "warmup":
+        return row
+    conformance = completion.conformance
+    accepted = None if conformance is None else conformance != "failed"
+    return graded(row, prompt, is_accepting=accepted)
 
 
 def request_row(
@@ -86,17 +135,28 @@ def graded(row: RequestRow, prompt: Prompt, is_accepting: bool | None) -> Reques
 
 
 def filled_trial(
-    trial: TrialRow, rows: Sequence[RequestRow], tally: StepTally, wall_s: float
+    trial: TrialRow, rows: Sequence[RequestRow], tally: StepTally | None, wall_s: float
 ) -> TrialRow:
-    """Return the planned row with the sums of a trial that ran to its end."""
+    """Return the planned row with the sums of a trial that ran to its end.
+
+    Args:
+        tally: None where nobody tells of decode steps.
+    """
     measured = [row for row in rows if row.phase == "measured"]
     lanes = sorted({(row.lane_taken, row.lane_reason) for row in measured})
     lane, reason = lanes[0] if len(lanes) == 1 else ("", f"{len(lanes)} lanes were taken")
-    return replace(
+    told = replace(
         trial,
         status="done",
         wall_s=wall_s,
         tokens=sum(row.completion_tokens or 0 for row in measured),
+        lane_taken=lane,
+        lane_reason=reason,
+    )
+    if tally is None:
+        return told
+    return replace(
+        told,
         aggregate_tokens=tally.full_tokens,
         aggregate_s=tally.full_s,
         decode_steps=tally.steps,
@@ -104,8 +164,6 @@ def filled_trial(
         mask_s=tally.mask_s,
         mask_tokens=tally.masked,
         draft_s=tally.draft_s,
-        lane_taken=lane,
-        lane_reason=reason,
     )
 
 

@@ -19,7 +19,7 @@ from harness.choices import Choices
 from harness.conditions import preflight, sample
 from harness.drafters import draft_model_of
 from harness.machine import git_state, read_machine
-from harness.matrix import Matrix, plan_matrix, skip_model
+from harness.matrix import Matrix, plan_matrix, skip_model, skip_pair
 from harness.partings import Finished
 from harness.planned import (
     choices_of,
@@ -43,7 +43,7 @@ from harness.report import (
 from harness.resources import cells_dir
 from harness.run import Outcome, Planned, RunLoop
 from harness.store import EvalStore, ModelRow, RunRow, StoreError, new_id, utc_now
-from harness.target import Target
+from harness.target import CannotRunError, Target
 from harness.workload import load_workload
 
 
@@ -140,13 +140,13 @@ class Session:
                 matrix = skip_model(matrix, model, str(error))
                 models[model] = ModelRow(name=model, source=find_entry(model).source)
                 continue
-            for pair in matrix.pairs:
-                if pair.model == model and not pair.skip_reason:
-                    self.target.check(pair.cell, pair.workload)
+            matrix = checked(matrix, model, self.target)
         return matrix, models
 
     def _fetch(self, matrix: Matrix, model: str) -> None:
         """Get a model and its drafters onto this machine, with progress."""
+        if matrix.choices.is_remote:
+            return
         drafts = {pair.cell.config.draft_model for pair in matrix.pairs if pair.model == model}
         for name in (model, *sorted(filter(None, drafts))):
             pull(name, self.fetching(name))
@@ -179,10 +179,34 @@ def matrix_of(choices: Choices) -> Matrix:
     Raises:
         FmError: an unknown name, or a file that is wrong.
     """
+    workloads = {name: load_workload(name) for name in dict.fromkeys(choices.workloads)}
+    cells = load_cells(cells_dir())
+    if choices.is_remote:
+        return plan_matrix(choices, cells, workloads, lambda _model: None)
     for model in choices.models:
         find_entry(model)
-    workloads = {name: load_workload(name) for name in dict.fromkeys(choices.workloads)}
-    return plan_matrix(choices, load_cells(cells_dir()), workloads, draft_model_of)
+    return plan_matrix(choices, cells, workloads, draft_model_of)
+
+
+def checked(matrix: Matrix, model: str, target: Target) -> Matrix:
+    """Return the matrix with the pairs of an open model skipped that the target cannot run.
+
+    Raises:
+        FmError: something is wrong with a pair, whichever target runs it.
+    """
+    for pair in matrix.pairs:
+        if pair.model == model and not pair.skip_reason:
+            try:
+                target.check(pair.cell, pair.workload)
+            except CannotRunError as error:
+                matrix = skip_pair(matrix, pair, str(error))
+    return matrix
+
+
+def stored_target(db: Path, reference: str) -> str:
+    """Return the target of a stored run, which goes on with no other; FmError: no such run."""
+    with EvalStore.open_existing(db) as store:
+        return choices_of(store.find_run(reference)).target
 
 
 def new_run(matrix: Matrix) -> RunRow:
@@ -199,11 +223,16 @@ def new_run(matrix: Matrix) -> RunRow:
         blocks=amounts.blocks,
         prompts=amounts.prompts,
         max_tokens=amounts.max_tokens,
+        target=choices.target,
         settings=settings_of(choices),
         plan_hash=matrix.digest,
         git_sha=git.sha,
         git_dirty=git.is_dirty,
-        environment={**machine.as_dict(), "switches_off": list(switched_off())},
+        environment={
+            **machine.as_dict(),
+            "switches_off": list(switched_off()),
+            "target": choices.target,
+        },
         machine_refusals=preflight(machine, sample(run_id, "preflight")),
     )
 
@@ -232,6 +261,7 @@ def command_of(choices: Choices) -> str:
         f"--workloads {','.join(choices.workloads)} --preset {choices.preset}",
     ]
     overrides = {
+        "--target": None if choices.target == Choices().target else choices.target,
         "--blocks": choices.blocks,
         "--prompts": choices.prompts,
         "--max-tokens": choices.max_tokens,

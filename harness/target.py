@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from engine.errors import FmError
 from engine.request import SamplingParams
 from harness.cell import Cell
 from harness.sampling import Sampling
@@ -21,6 +22,14 @@ from harness.workload import Prompt, Workload
 
 OnTokens = Callable[[int], None]
 """Called between steps with the number of tokens that were emitted."""
+
+
+def ignore_tokens(_count: int) -> None:
+    """Show no progress, of a warm-up for example."""
+
+
+class CannotRunError(FmError):
+    """This target has no way to run a cell; the matrix goes on without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +103,12 @@ class Target(Protocol):
         ...
 
     def check(self, cell: Cell, workload: Workload) -> None:
-        """Raise FmError when the open model cannot run this cell on this workload."""
+        """See that the open model can run this cell on this workload.
+
+        Raises:
+            CannotRunError: not on this target; the pair is skipped.
+            FmError: not at all.
+        """
         ...
 
     def run(self, job: TrialJob, on_tokens: OnTokens) -> TrialRecord:

@@ -74,20 +74,32 @@ def load_model(name: str, *, dtype: str | None = None) -> LoadedModel:
         ModelError: it is damaged or of a kind that cannot be run.
         SettingError: no such dtype.
     """
+    found, entry = outline_model(name, dtype=dtype), find_entry(name)
+    if found.dtype == "float32":
+        _tune(found.model)
+    if entry.kind == "layers":
+        _share_arrays(found.model, _alive.get((entry.place.rpartition("/")[0], found.dtype)))
+    _evaluate(found.model)
+    _alive[(name, found.dtype)] = found.model
+    return found
+
+
+def outline_model(name: str, *, dtype: str | None = None) -> LoadedModel:
+    """Return all that is known of a model with its weights unread: quick, and of little memory.
+
+    What needs the weights reads them then, slowly and each time; `load_model` is for that.
+
+    Raises:
+        UnknownNameError, DownloadError, ModelError, SettingError: as for load_model.
+    """
     wanted = dtype or default_dtype()
     if wanted not in DTYPES:
         raise SettingError(f"dtype is {wanted!r}; it must be one of {', '.join(DTYPES)}")
-    entry = find_entry(name)
-    place = locate(entry, wanted)
+    place = locate(find_entry(name), wanted)
     check_weights(place.folder)
     model, config = _read(place.folder, wanted)
-    if entry.kind == "layers":
-        _share_arrays(model, _alive.get((entry.place.rpartition("/")[0], wanted)))
-    _evaluate(model)
-    _alive[(name, wanted)] = model
     vocab_size = _logits_width(model)
-    eos_ids = _eos_ids(place.folder, config)
-    tokenizer = _tokenizer(place.folder, vocab_size, eos_ids)
+    tokenizer = _tokenizer(place.folder, vocab_size, _eos_ids(place.folder, config))
     return LoadedModel(
         name=name,
         model=model,
@@ -121,8 +133,6 @@ def _read(folder: Path, dtype: str) -> tuple[Module, dict[str, Any]]:
             "mlx_lm.convert"
         ) from error
     model.set_dtype(getattr(mx, dtype))
-    if dtype == "float32":
-        _tune(model)
     return model, config
 
 

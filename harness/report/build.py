@@ -50,7 +50,7 @@ def comparison_rows(report: RunReport) -> tuple[ComparisonRow, ...]:
             workload=cell.place.workload,
             cell=cell.place.cell,
             baseline=against.baseline,
-            metric="aggregate",
+            metric=against.figure,
             n=against.ratio.n,
             estimate=against.ratio.estimate,
             low=against.ratio.low,

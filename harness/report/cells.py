@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,9 +21,10 @@ from harness.report.refusals import cell_refusals
 from harness.stats import compare, drift, log_ratios
 from harness.store.index import Place, RunIndex
 from harness.store.loaded import AcceptPoint, BlockRow, CellTotals, FigureRow
-from harness.store.rows import CellRow, GateRow, RequestRow
+from harness.store.rows import CellRow, GateRow, RequestRow, TrialRow
 
 SERIAL = "serial"
+AGGREGATE, E2E = "aggregate", "e2e"
 _NO_SPEED = Speed(aggregate=None, per_stream=None, e2e=None)
 
 
@@ -53,7 +55,8 @@ class CellReader:
         """Return the figures of the cell at a place; a routing check has no speed."""
         cell, totals = self.index.cell(place), self._totals[place]
         is_timed = cell.kind != "routing"
-        requests = list(self.index.measured(self.index.trials(place)))
+        trials = self.index.trials(place)
+        requests = list(self.index.measured(trials))
         return CellFigures(
             place=place,
             cell=cell,
@@ -76,7 +79,9 @@ class CellReader:
             field_accuracy=totals.field_accuracy,
             peak_mlx_bytes=totals.peak_mlx_bytes,
             peak_rss_bytes=totals.peak_rss_bytes,
-            drift=drift(self._rates(place)) if is_timed else None,
+            client_delay=_client_delay(trials),
+            retries=sum(trial.retries or 0 for trial in trials),
+            drift=drift(self._rates(place, self._figure(place))) if is_timed else None,
         )
 
     def against(self, place: Place, baseline: str | None) -> Against | None:
@@ -91,8 +96,10 @@ class CellReader:
         if self.index.cell(place).kind == "routing" or not self.index.trials(other):
             return None
         refusals = [*self.refusals, *self._cell_refusals(place), *self._cell_refusals(other)]
-        logs = log_ratios(self._rates(place), self._rates(other))
-        return Against(baseline, compare(logs, refusals=refusals))
+        # Like is compared with like: both by wall time where one of them tells nothing else.
+        figure = E2E if E2E in (self._figure(place), self._figure(other)) else AGGREGATE
+        logs = log_ratios(self._rates(place, figure), self._rates(other, figure))
+        return Against(baseline, compare(logs, refusals=refusals), figure)
 
     def _speed(self, place: Place) -> Speed:
         medians = {
@@ -178,15 +185,30 @@ class CellReader:
             return None
         return Conforming(verdict.n, verdict.ok, verdict.lower_bound)
 
-    def _rates(self, place: Place) -> Mapping[int, float | None]:
-        """Return aggregate tokens a second by block; estimated counts take no part."""
+    def _figure(self, place: Place) -> str:
+        """Return which speed of a cell is compared: e2e where no trial tells of decode steps."""
+        told = [trial.is_told_steps for trial in self.index.trials(place, "done")]
+        return AGGREGATE if any(told) or not told else E2E
+
+    def _rates(self, place: Place, figure: str) -> Mapping[int, float | None]:
+        """Return tokens a second by block; estimated counts take no part."""
         return {
-            block.block: None if block.estimated else block.aggregate_tok_s
+            block.block: None if block.estimated else _rate(block, figure)
             for block in self._blocks.get(place, [])
         }
 
     def _cell_refusals(self, place: Place) -> list[str]:
         return cell_refusals(place, self._blocks.get(place, []), self.gates)
+
+
+def _rate(block: BlockRow, figure: str) -> float | None:
+    return block.aggregate_tok_s if figure == AGGREGATE else block.e2e_tok_s
+
+
+def _client_delay(trials: Sequence[TrialRow]) -> float | None:
+    delays = [trial.client_delay_s for trial in trials if trial.client_delay_s is not None]
+    streams = math.fsum(trial.client_stream_s or 0.0 for trial in trials)
+    return math.fsum(delays) / streams if delays and streams > 0 else None
 
 
 def _only(values: Iterable[str]) -> str:

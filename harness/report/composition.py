@@ -118,10 +118,39 @@ def _notes(group: Group) -> Iterator[str]:
     ]
     if short:
         yield f"Replies without a rate: {'; '.join(short)}."
+    walled = [
+        f"{escape(cell.place.cell)} against {escape(against.baseline)}"
+        for cell in group.cells
+        for against in cell.ratios
+        if against.figure != "aggregate"
+    ]
+    if walled:
+        yield (
+            "Compared by tokens a second of wall time, prefill included, since decode steps are "
+            f"not told: {', '.join(walled)}."
+        )
+    yield from _client_notes(group)
     refused = list(_refused(group))
     if refused:
         yield "Verdicts were refused:"
         yield bullets(refused)
+
+
+def _client_notes(group: Group) -> Iterator[str]:
+    """Yield what is known of the load client, where there was one."""
+    delays = [
+        f"{escape(cell.place.cell)} {numbers.percent(cell.client_delay, 1)}"
+        for cell in group.cells
+        if cell.client_delay is not None
+    ]
+    if delays:
+        yield (
+            "Client delay, at most, of the time between two events of a stream: "
+            f"{', '.join(delays)}."
+        )
+    again = [f"{escape(cell.place.cell)} {cell.retries}" for cell in group.cells if cell.retries]
+    if again:
+        yield f"Requests sent again after a 429 that named a time: {', '.join(again)}."
 
 
 def _refused(group: Group) -> Iterator[str]:

@@ -91,10 +91,15 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """A ratio with the name of the cell it is against."""
+    """A ratio with the name of the cell it is against.
+
+    Args:
+        figure: what is compared: aggregate, or e2e where one of both tells no decode steps.
+    """
 
     baseline: str
     ratio: Ratio
+    figure: str = "aggregate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +112,8 @@ class CellFigures:
         main: against the cell without its last mechanism; None where it has none.
         serial: against `serial`; None for `serial` itself.
         others: against its bare lane and the peers of its lane, where main is not that already.
+        client_delay: lateness of the client's events to the time between them; None in process.
+        retries: requests that were sent again.
         drift: relative change of its speed from the first block to the last.
     """
 
@@ -131,6 +138,8 @@ class CellFigures:
     field_accuracy: float | None
     peak_mlx_bytes: int | None
     peak_rss_bytes: int | None
+    client_delay: float | None
+    retries: int
     drift: float | None
 
     @property

@@ -38,10 +38,23 @@ def to_mapping(report: RunReport) -> dict[str, Any]:
             for gate in report.summaries
         ],
         "cells": [_cell(cell) for cell in report.cells],
-        "environment": report.environment,
+        "environment": {**report.environment, **_client(report)},
     }
     cleaned: dict[str, Any] = clean(content)
     return cleaned
+
+
+def _client(report: RunReport) -> dict[str, Any]:
+    """Return what is known of the load client, empty where there was none."""
+    told = [cell for cell in report.cells if cell.client_delay is not None]
+    if not told:
+        return {}
+    delays = {
+        f"{cell.place.model} {cell.place.workload} {cell.place.cell}": 100 * cell.client_delay
+        for cell in told
+        if cell.client_delay is not None
+    }
+    return {"client": {"delay_pct": delays, "retries": sum(cell.retries for cell in told)}}
 
 
 def _cell(cell: CellFigures) -> dict[str, Any]:

@@ -229,6 +229,13 @@ CREATE TABLE laws (
 """
 
 
+_CLIENT = """
+ALTER TABLE trials ADD COLUMN client_delay_s REAL;
+ALTER TABLE trials ADD COLUMN client_stream_s REAL;
+ALTER TABLE trials ADD COLUMN retries INTEGER;
+"""
+
+
 def _run_each(db: Database, script: str) -> None:
     """Run a script inside the open transaction, which executescript would end."""
     for statement in script.split(";\n"):
@@ -252,3 +259,9 @@ def m002_first_views(db: Database) -> None:
 def m003_laws(db: Database) -> None:
     """Create the table of what the draws of sampled replies say."""
     _run_each(db, _LAWS)
+
+
+@migrations()
+def m004_client(db: Database) -> None:
+    """Add what a trial over HTTP knows of its own client."""
+    _run_each(db, _CLIENT)

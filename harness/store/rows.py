@@ -184,6 +184,9 @@ class TrialRow:
         draft_s: time spent drafting.
         replay_tokens, replay_plain_s, replay_masked_s, replay_mask_s: the replay of forced ids
             without and with masks; replay_mask_s is the mask time within it.
+        client_delay_s, client_stream_s: over HTTP, bounds on how late the client read its events,
+            summed, and the time its streams took, summed; None in process.
+        retries: requests that were sent again after a 429.
         lane_declared, lane_taken: "serial" or "batch"; `lane_reason` says why.
     """
 
@@ -213,9 +216,17 @@ class TrialRow:
     replay_mask_s: float | None = None
     peak_mlx_bytes: int | None = None
     peak_rss_bytes: int | None = None
+    client_delay_s: float | None = None
+    client_stream_s: float | None = None
+    retries: int | None = None
     lane_declared: str = ""
     lane_taken: str = ""
     lane_reason: str = ""
+
+    @property
+    def is_told_steps(self) -> bool:
+        """False where a server was measured that tells nothing of its decode steps."""
+        return self.client_stream_s is None or self.decode_steps is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import replace
 from itertools import permutations
@@ -78,7 +79,10 @@ def test_the_order_of_words_does_not_matter(rows: int, features: set[str]) -> No
         ("serial+batch4", "names the lanes serial and batch4"),
         ("batch4+batch8", "names the lanes"),
         ("serial+fill", "not available yet"),
-        ("https://host:1/v1", "not available yet"),
+        ("https://host:1/v1+spec", "drafts as it was started"),
+        ("https://me:secret@host:1/v1", "holds an '@'"),
+        ("http://a/v1+http://b/v1", "names two peers"),
+        ("http://a/v1+mlx-lm", "names two peers"),
         ("mlx-lm+grammar", "mlx-lm has no grammar"),
         ("mlx-lm+batch4+spec", "mlx-lm does not batch speculation"),
         ("serial+spec@routed", "needs batchN and spec"),
@@ -184,6 +188,56 @@ def test_what_is_stored_of_a_cell_has_the_numbers_that_nobody_set(
     assert settings["prefill_chunk"] == columns.chunk
     assert settings["interleaved_prefill"] == columns.interleaved
     assert EngineConfig.from_mapping(settings) == catalogue.get("batch4").config
+
+
+def test_a_url_is_a_peer_cell_of_a_running_server(catalogue: CellCatalogue) -> None:
+    for text, name in {
+        "http://127.0.0.1:8000/v1": "http://127.0.0.1:8000/v1",
+        "batch4+https://host/v1": "https://host/v1+batch4",
+        "grammar+http://host/v1": "http://host/v1+grammar",
+    }.items():
+        cell = catalogue.get(text)
+        assert (cell.name, cell.kind) == (name, CellKind.PEER)
+        assert cell.server is None
+        assert catalogue.get(cell.name) == cell
+    assert catalogue.get("batch4+https://host/v1").rows == 4
+
+
+def test_a_peer_cell_may_bring_the_command_of_its_server(catalogue: CellCatalogue) -> None:
+    for name in ("mlx-lm@server", "mlx-lm+batch4@server", "mlx-lm@server-blas"):
+        server = catalogue.get(name).server
+        assert server is not None
+        assert "{folder}" in server.command
+        assert server.counts_end
+    assert catalogue.get("mlx-lm+batch8@server").server == catalogue.get("mlx-lm@server").server
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "words"),
+    [
+        ("serial", 'command = ["x"]', "server is for peer cells"),
+        ("mlx-lm@x", "", "a table with a command"),
+        ("mlx-lm@x", "command = []", "command must hold texts"),
+        ("mlx-lm@x", "command = [1]", "command must hold texts"),
+        ("mlx-lm@x", 'command = ["{home}"]', "command names {home}; it may name python"),
+        ("mlx-lm@x", 'command = ["x"]\nhealth = 1', "health"),
+        ("mlx-lm@x", 'command = ["x"]\ncounts_end = 1', "counts_end is 1"),
+        ("mlx-lm@x", 'command = ["x"]\nwait = 1', "unknown key 'wait' of server"),
+    ],
+    ids=str,
+)
+def test_a_wrong_server_is_told_by_file_and_line(
+    tmp_path: Path, name: str, table: str, words: str
+) -> None:
+    with pytest.raises(SettingError, match=re.escape(words)) as caught:
+        written(tmp_path, f'name = "{name}"\n[server]\n{table}\n')
+    assert re.search(r"\.toml:\d+: ", str(caught.value))
+
+
+def test_a_server_changes_the_digest_and_its_absence_leaves_it(catalogue: CellCatalogue) -> None:
+    cell = catalogue.get("mlx-lm@server")
+    assert replace(cell, server=None).digest != cell.digest
+    assert replace(cell, is_remote=True).digest != cell.digest
 
 
 def test_a_list_of_names_holds_each_cell_once(catalogue: CellCatalogue) -> None:

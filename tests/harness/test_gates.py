@@ -379,3 +379,12 @@ def test_the_exit_code_is_the_worst(
 ) -> None:
     found = exit_code(list(map(row, statuses)), is_interrupted=interrupted, is_unsaved=unsaved)
     assert found == code
+
+
+def test_a_server_that_tells_no_decode_steps_has_the_speed_of_its_wall_time(tmp_path: Path) -> None:
+    sample = Sample()
+    sample.add("serial", tok_s=None, client_stream_s=9.0)
+    assert completeness(sample, tmp_path).status == "pass"
+    sample = Sample()
+    sample.add("serial", tok_s=None, client_stream_s=9.0, wall_s=None)
+    assert "has no speed" in completeness(sample, tmp_path / "b").detail

@@ -15,54 +15,13 @@ from engine.models.load import load_model
 from engine.models.registry import pull
 from engine.request import FinishReason as Finish
 from engine.request import Request, TokenEvent
-from harness.cell import load_cells
 from harness.clock import StepTally
 from harness.drive import Watch, drive
 from harness.in_process import InProcess
-from harness.matrix import with_drafter
 from harness.sampling import Sampling
-from harness.store import RequestRow, TrialRecord, TrialRow, new_id
-from harness.target import Parting, SampledReply, TrialJob
-from harness.workload import Prompt, Workload
-
-CATALOGUE = load_cells(Path(__file__).parents[2] / "cells")
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "sex": {"enum": ["f", "m"]},
-        "age": {"type": "integer", "minimum": 0, "maximum": 99},
-    },
-    "required": ["sex", "age"],
-    "additionalProperties": False,
-}
-
-
-def workload(is_constrained: bool = False, num_prompts: int = 6) -> Workload:
-    def prompt(name: str) -> Prompt:
-        return Prompt(
-            id=name,
-            messages=({"role": "user", "content": f"Tell me about {name}, please."},),
-            schema_name="person" if is_constrained else None,
-            schema=SCHEMA if is_constrained else None,
-            expected={"sex": "f"} if is_constrained else None,
-        )
-
-    return Workload(
-        name="people" if is_constrained else "chat",
-        kind="json" if is_constrained else "text",
-        description="people",
-        max_tokens=40,
-        prompts=tuple(prompt(f"person {number}") for number in range(num_prompts)),
-        warmup=(prompt("somebody else"),),
-        schemas={"person": SCHEMA} if is_constrained else {},
-        must_compile=1 if is_constrained else 0,
-        allow_truncation=not is_constrained,
-        digest="d",
-    )
-
-
-CHAT, PEOPLE = workload(), workload(is_constrained=True)
-GREEDY = Sampling()
+from harness.store import RequestRow, TrialRecord
+from harness.target import Parting, SampledReply
+from tests.harness.jobs import CATALOGUE, CHAT, PEOPLE, ids, measured, run
 
 
 @pytest.fixture
@@ -71,42 +30,6 @@ def target() -> Iterator[InProcess]:
     opened.open("tiny-thinking")
     yield opened
     opened.close()
-
-
-def run(
-    target: InProcess,
-    cell: str,
-    chosen: Workload = CHAT,
-    count: int = 4,
-    max_tokens: int = 24,
-    block: int = 0,
-    sampling: Sampling = GREEDY,
-) -> TrialRecord:
-    job = TrialJob(
-        trial=TrialRow(
-            trial_id=new_id(),
-            run_id="r",
-            block=block,
-            order_in_block=0,
-            model="m",
-            workload="w",
-            cell="c",
-        ),
-        cell=with_drafter(CATALOGUE.get(cell), "tiny-thinking", lambda model: model),
-        workload=chosen,
-        prompts=chosen.prompts[:count],
-        max_tokens=max_tokens,
-        sampling=sampling,
-    )
-    return target.run(job, lambda tokens: None)
-
-
-def measured(record: TrialRecord) -> list[RequestRow]:
-    return [row for row in record.requests if row.phase == "measured"]
-
-
-def ids(record: TrialRecord) -> dict[str, tuple[int, ...] | None]:
-    return {row.prompt_id: row.token_ids for row in measured(record)}
 
 
 def test_a_trial_records_every_request_in_order_with_times_and_counts(target: InProcess) -> None:

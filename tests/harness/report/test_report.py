@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.report import RunReport, build_report, comparison_rows
+from harness.report import RunReport, build_report, comparison_rows, to_json, to_markdown
 from harness.report.figures import Against, CellFigures
 from harness.store import EvalStore
 from tests.harness.report.full_run import failed_run, full_run
@@ -325,3 +326,33 @@ def test_renaming_a_cell_changes_no_figure(tmp_path: Path) -> None:
     after = figures(report_of(renamed, tmp_path / "b"), "serial+spec@zz")
     assert after.main == before.main
     assert after.speed == before.speed
+
+
+def test_where_decode_steps_are_not_told_speeds_are_those_of_wall_time(tmp_path: Path) -> None:
+    """A server of others beside a cell of ours: both are compared by what both have."""
+    sample = Sample(run={"blocks": 3})
+    silent = {"client_stream_s": 9.0, "client_delay_s": 0.18, "retries": 1}
+    for block in range(3):
+        sample.add("serial", block, 50.0, tokens=200)
+        sample.add("serial+spec", block, None, tokens=100, **silent)
+        sample.add("batch4", block, 100.0)
+    report = report_of(sample, tmp_path)
+    against = main(report, "serial+spec")
+    assert (against.figure, against.ratio.estimate) == ("e2e", pytest.approx(0.5))
+    assert main(report, "batch4").figure == "aggregate"
+    metrics = {(row.cell, row.metric) for row in comparison_rows(report)}
+    assert metrics == {("serial+spec", "e2e"), ("batch4", "aggregate")}
+    assert figures(report, "serial+spec").client_delay == pytest.approx(0.02)
+    assert figures(report, "serial").client_delay is None
+    text = to_markdown(report)
+    assert "wall time, prefill included" in text
+    assert "serial+spec against serial." in text
+    assert (
+        "Client delay, at most, of the time between two events of a stream: serial+spec 2.0 %"
+        in text
+    )
+    assert "sent again after a 429 that named a time: serial+spec 3." in text
+    environment = json.loads(to_json(report))["environment"]
+    assert environment["client"]["retries"] == 3
+    assert list(environment["client"]["delay_pct"].values()) == [pytest.approx(2.0)]
+    assert "client" not in json.loads(to_json(report_of(full_run(), tmp_path / "b")))["environment"]

@@ -1,0 +1,99 @@
+"""From a workload's prompts to requests: the same ones whichever target they are sent to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from engine.errors import SchemaError, SettingError
+from engine.grammar.compile import GrammarCompiler
+from engine.models.load import LoadedModel
+from engine.request import Constraint, ConstraintKind, Request, SamplingParams
+from harness.cell import Cell
+from harness.store.rows import ModelRow
+from harness.target import TrialJob
+from harness.workload import Prompt, Workload
+
+WARM_UP_TOKENS = 8
+"""Enough for every shape of a decode step to have been seen once."""
+
+
+def warm_up_prompts(job: TrialJob) -> tuple[Prompt, ...]:
+    """Return one wave of prompts that are never measured."""
+    prompts = job.workload.warmup
+    return tuple(prompts[place % len(prompts)] for place in range(job.cell.rows))
+
+
+def template_options(workload: Workload) -> dict[str, Any]:
+    """Return variables of the chat template; a schema wants its document at once, unreasoned."""
+    return {"enable_thinking": False} if workload.is_constrained else {}
+
+
+def constraint_of(cell: Cell, prompt: Prompt) -> Constraint | None:
+    """Return what a cell holds the reply to a prompt to."""
+    return prompt.constraint if cell.key.has("grammar") else None
+
+
+def sampling_of(job: TrialJob, prompt: Prompt) -> SamplingParams:
+    """Return how the reply to a prompt is sampled."""
+    return job.sampling.params(job.trial.block, prompt.id)
+
+
+def prompt_ids(model: LoadedModel, workload: Workload, prompt: Prompt) -> tuple[int, ...]:
+    """Return a chat as token ids."""
+    options = template_options(workload)
+    return tuple(model.tokenizer.apply_chat_template(list(prompt.messages), options=options))
+
+
+def request_of(
+    model: LoadedModel,
+    cell: Cell,
+    workload: Workload,
+    prompt: Prompt,
+    max_tokens: int,
+    sampling: SamplingParams,
+) -> Request:
+    """Return what an engine of the model is asked: as a server reads the same chat."""
+    ids = prompt_ids(model, workload, prompt)
+    return Request(
+        prompt_ids=ids,
+        reasoning=model.tokenizer.reasoning_of(ids),
+        max_tokens=max_tokens,
+        constraint=constraint_of(cell, prompt),
+        sampling=sampling,
+    )
+
+
+def requests_of(
+    model: LoadedModel, job: TrialJob, prompts: Sequence[Prompt], max_tokens: int
+) -> list[Request]:
+    """Return what an engine is asked in a trial."""
+    return [
+        request_of(model, job.cell, job.workload, prompt, max_tokens, sampling_of(job, prompt))
+        for prompt in prompts
+    ]
+
+
+def compile_schemas(model: LoadedModel, workload: Workload) -> None:
+    """Raise SettingError when a schema of the workload cannot be enforced.
+
+    The workload's must_compile says how many there are, so that none goes missing unseen.
+    """
+    grammars = GrammarCompiler.of(model)
+    for name, schema in workload.schemas.items():
+        try:
+            grammars.compile(Constraint(kind=ConstraintKind.JSON_SCHEMA, value=schema))
+        except SchemaError as error:
+            raise SettingError(f"workload {workload.name}, schema {name}: {error}") from error
+
+
+def model_row(model: LoadedModel) -> ModelRow:
+    """Return what a run keeps of a model."""
+    return ModelRow(
+        name=model.name,
+        digest=model.digest,
+        source=model.source,
+        dtype=model.dtype,
+        vocab_size=model.vocab_size,
+        num_layers=model.num_layers,
+    )

@@ -1,0 +1,267 @@
+"""The load client: what is sent when, what a failure is, and how late the client itself is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.responses import JSONResponse, Response
+
+from engine.errors import FmError
+from harness.chat_reply import ChatReply, StreamError
+from harness.client_delay import ClientDelay
+from harness.load_client import Ask, Exchange, Load, LoadClient, Patience
+from harness.run import interruptible
+from tests.harness.foreign_server import DONE, WORDS, Foreign, chunk, event, foreign, usage
+
+CHAT = "/chat/completions"
+QUICK = Patience(first_event_s=5, event_s=5, total_s=10)
+
+
+@pytest.fixture
+def server() -> Iterator[Foreign]:
+    with foreign() as made:
+        yield made
+
+
+def client_of(server: Foreign, connections: int = 8, **options: Any) -> LoadClient[ChatReply]:
+    options = {"patience": QUICK, **options}
+    return LoadClient(server.url, connections, reply=ChatReply, **options)
+
+
+def asks(count: int) -> list[Ask]:
+    return [Ask.of(CHAT, {"model": "words", "number": number}) for number in range(count)]
+
+
+def one(server: Foreign, **options: Any) -> Exchange[ChatReply]:
+    with client_of(server, **options) as client:
+        (found,) = client.waves(asks(1), 1).exchanges
+        return found
+
+
+def test_a_reply_is_put_together_and_each_instant_has_its_place(server: Foreign) -> None:
+    server.script = lambda _body: (
+        chunk(""),
+        0.05,
+        chunk("", reasoning_content="hm"),
+        0.05,
+        chunk("one"),
+        0.05,
+        chunk(" two"),
+        chunk(finish="stop"),
+        usage(3),
+        DONE,
+    )
+    found = one(server)
+    reply = found.reply
+    assert found.error is None
+    assert (reply.text, reply.reasoning, reply.finish_reason) == ("one two", "hm", "stop")
+    assert reply.token_ids is None
+    assert reply.usage == {"prompt_tokens": 5, "completion_tokens": 3}
+    assert reply.first_token_s is not None
+    assert reply.first_text_s is not None
+    assert reply.last_token_s is not None
+    # The role is no token, reasoning is one, and text comes later.
+    assert found.due_s + 0.04 < reply.first_token_s < reply.first_text_s - 0.04
+    assert reply.first_text_s < reply.last_token_s <= found.ended_s
+
+
+def test_several_tokens_in_one_chunk_are_all_counted() -> None:
+    reply = ChatReply()
+    document = {"choices": [{"index": 0, "delta": {"content": "ab"}, "token_ids": [7, 8, 9]}]}
+    assert reply.see(document, 1.0) == 3
+    assert reply.see({"choices": [{"index": 0, "delta": {}, "token_ids": []}]}, 2.0) == 0
+    assert reply.token_ids == [7, 8, 9]
+    assert reply.last_token_s == 1.0
+
+
+@pytest.mark.parametrize("document", [[], "x", {"choices": "x"}, {"choices": [1]}], ids=str)
+def test_what_is_no_chunk_is_told(document: Any) -> None:
+    with pytest.raises(StreamError):
+        ChatReply().see(document, 0.0)
+
+
+def test_waves_are_sent_together_and_the_next_one_waits_for_the_last_reply() -> None:
+    with foreign(script=lambda _body: (chunk("a"), 0.05, *WORDS)) as server:
+        with client_of(server) as client:
+            load = client.waves(asks(7), 3)
+        assert server.most_live == 3
+    starts = [item.due_s for item in load.exchanges]
+    for wave in ((0, 1, 2), (3, 4, 5)):
+        ends = [load.exchanges[place].ended_s for place in wave]
+        assert max(ends) <= min(starts[wave[-1] + 1 :])
+    assert [body["number"] for body in server.asked[-1:]] == [6]
+    assert load.wall_s >= 3 * 0.05
+
+
+def test_a_closed_loop_sends_the_next_request_as_soon_as_one_has_ended() -> None:
+    def script(body: dict[str, Any]) -> Any:
+        return (0.3 if body["number"] == 0 else 0.01, *WORDS)
+
+    with foreign(script=script) as server:
+        with client_of(server) as client:
+            load = client.closed_loop(asks(9), 2)
+        assert server.most_live == 2
+    slow, others = load.exchanges[0], load.exchanges[1:]
+    assert all(item.error is None for item in load.exchanges)
+    assert sum(item.ended_s < slow.ended_s for item in others) > 3
+
+
+def test_arrivals_by_chance_come_at_their_rate_whatever_is_live_and_repeat_by_seed() -> None:
+    def due(seed: int) -> list[float]:
+        with client_of(server, 64) as client:
+            load = client.poisson(asks(40), 200.0, seed)
+        assert all(item.error is None for item in load.exchanges)
+        return [item.due_s - load.exchanges[0].due_s for item in load.exchanges]
+
+    with foreign(script=lambda _body: (0.1, *WORDS)) as server:
+        first = due(3)
+        assert server.most_live > 4
+        assert due(3) == pytest.approx(first, abs=1e-9)
+        assert due(4) != pytest.approx(first, abs=1e-9)
+    assert first == sorted(first)
+    assert 39 / first[-1] == pytest.approx(200, rel=0.6)
+
+
+HASTY = Patience(first_event_s=0.4, event_s=0.4, total_s=1.5)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ((chunk("a"), event({"error": {"message": "row\nlost"}})), "broke off: row"),
+        ((chunk("a"),), r"without \[DONE\]"),
+        ((chunk("a"), DONE), "without a finish_reason"),
+        ((b"data: {\n\n",), "no JSON"),
+        ((chunk("a"), 1.0, *WORDS), "next event did not come within 0.4 s"),
+        ((1.0, *WORDS), "first event did not come within 0.4 s"),
+        (tuple(part for _ in range(20) for part in (chunk("a"), 0.1)), "longer than 1.5 s"),
+        (JSONResponse({"error": {"message": "no such model"}}, 404), "HTTP 404: no such model"),
+        (Response("Not Found", 404), "HTTP 404: Not Found"),
+        (JSONResponse({"choices": []}), "text/event-stream"),
+        (Response(status_code=307, headers={"location": "/v1/models"}), "HTTP 307"),
+    ],
+    ids=str,
+)
+def test_what_fails_is_a_failure_with_its_reason_in_one_line(
+    server: Foreign, script: Any, words: str
+) -> None:
+    server.script = lambda _body: script
+    found = one(server, patience=HASTY if " s" in words else QUICK)
+    assert found.error is not None
+    assert "\n" not in found.error
+    assert re.search(words, found.error), found.error
+    assert found.ended_s >= found.due_s
+    assert found.retries == 0
+    assert len(server.asked) == 1
+
+
+def test_nobody_who_listens_is_a_failure() -> None:
+    with LoadClient("http://127.0.0.1:9", 1, reply=ChatReply, patience=QUICK) as client:
+        (found,) = client.waves(asks(1), 1).exchanges
+        assert found.error is not None
+        assert found.error.startswith("ConnectError")
+        with pytest.raises(FmError, match="ConnectError"):
+            client.fetch("GET", "/models")
+
+
+def busy(times: int, headers: dict[str, str]) -> Any:
+    left = [times]
+
+    def script(_body: dict[str, Any]) -> Any:
+        left[0] -= 1
+        return WORDS if left[0] < 0 else Response("busy", 429, headers)
+
+    return script
+
+
+def test_a_429_that_names_a_time_is_waited_for_once_and_counted(server: Foreign) -> None:
+    server.script = busy(1, {"retry-after": "1"})
+    found = one(server)
+    assert (found.error, found.retries, len(server.asked)) == (None, 1, 2)
+    assert found.ended_s - found.due_s >= 1
+
+    server.script = busy(9, {"retry-after": "0"})
+    again = one(server)
+    assert again.error is not None
+    assert (again.retries, len(server.asked)) == (1, 4)
+
+    server.script = busy(1, {})
+    assert one(server).retries == 0
+
+
+def test_the_key_is_sent_and_a_proxy_of_the_environment_is_not_asked(
+    server: Foreign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert one(server, key="k3y").error is None
+    assert server.headers[0]["authorization"] == "Bearer k3y"
+
+
+def test_connections_are_kept_from_request_to_request(server: Foreign) -> None:
+    with client_of(server, 2) as client:
+        client.waves(asks(6), 2)
+        pool: Any = client._http._transport._pool
+        assert len(pool.connections) == 2
+
+
+def test_the_delay_of_a_client_that_is_at_work_shows_and_of_an_idle_one_does_not() -> None:
+    """A reader that takes 20 ms for each event is late for the ones behind it."""
+
+    class Slow(ChatReply):
+        def see(self, document: Any, now_s: float) -> int:
+            time.sleep(0.02)
+            return super().see(document, now_s)
+
+    def delay(reply: type[ChatReply]) -> ClientDelay:
+        with LoadClient(server.url, 4, reply=reply, patience=QUICK) as client:
+            load: Load[ChatReply] = client.waves(asks(4), 4)
+            assert all(item.error is None for item in load.exchanges)
+            return load.delay
+
+    paced = [part for _ in range(5) for part in (chunk("a"), 0.02)]
+    with foreign(script=lambda _body: (*paced, *WORDS)) as server:
+        quick, slow = delay(ChatReply), delay(Slow)
+    assert quick.events == slow.events == 4 * 11
+    assert slow.per_event_s is not None
+    assert quick.per_event_s is not None
+    assert slow.per_event_s > 0.02 > quick.per_event_s
+    assert slow.share is not None
+    assert slow.share > (quick.share or 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
+def test_a_signal_ends_what_is_sent_and_the_handlers_are_put_back(number: signal.Signals) -> None:
+    paced = [part for _ in range(100) for part in (chunk("a"), 0.05)]
+    with foreign(script=lambda _body: (*paced, *WORDS)) as server, interruptible():
+        before = signal.getsignal(number)
+        with client_of(server, 4) as client:
+            with pytest.raises(KeyboardInterrupt):
+                client.waves(asks(8), 4, lambda _tokens: os.kill(os.getpid(), number))
+            assert signal.getsignal(number) is before
+            deadline_s = time.monotonic() + 20
+            while server.live and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+            assert server.live == 0
+            server.script = lambda _body: WORDS
+            assert client.waves(asks(1), 1).exchanges[0].error is None
+    assert len(server.asked) == 5
+
+
+def test_a_client_is_closed_twice_without_harm() -> None:
+    client = LoadClient("http://127.0.0.1:9", 1, reply=ChatReply)
+    client.close()
+    client.close()
+
+
+def test_bodies_are_strict_json() -> None:
+    assert json.loads(Ask.of("/", {"a": "ü"}).body) == {"a": "ü"}
+    with pytest.raises(ValueError, match="JSON"):
+        Ask.of("/", {"a": float("nan")})

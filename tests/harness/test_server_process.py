@@ -1,0 +1,150 @@
+"""A server as a child: it is waited for, its last words are kept, and it always ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx2
+import psutil
+import pytest
+
+from harness.server_process import Launch, ServerError, ServerProcess, free_port
+
+SERVER = textwrap.dedent(
+    """
+    import http.server, subprocess, sys, time
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    if "--stubborn" in sys.argv:
+        import signal
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "--family" in sys.argv:
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    print(f"listening on http://127.0.0.1:{server.server_port}, opening", flush=True)
+    server.serve_forever()
+    """
+)
+LISTENING = r"listening on (http://\S+),"
+
+
+def launch(*flags: str, script: str = SERVER) -> Launch:
+    command = (sys.executable, "-c", script, *flags)
+    return Launch(name="the test's", command=command, listening=LISTENING)
+
+
+def ignore(_line: str) -> None:
+    pass
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 30) -> bool:
+    deadline_s = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    return holds()
+
+
+def is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("flags", [(), ("--stubborn",), ("--family",)], ids=str)
+def test_a_server_is_there_when_it_answers_and_gone_with_its_children_when_closed(
+    flags: tuple[str, ...],
+) -> None:
+    process = ServerProcess(launch(*flags), ignore)
+    pids = process.pids
+    assert len(pids) == 1 + ("--family" in flags)
+    assert httpx2.get(process.url, trust_env=False).status_code == 200
+    assert process.loss() == ""
+    process.close()
+    process.close()
+    assert all(map(is_gone, pids))
+
+
+def test_a_server_that_ends_is_told_with_its_last_words() -> None:
+    script = "import sys; sys.exit('no such model')"
+    with pytest.raises(ServerError, match="the test's ended: no such model"):
+        ServerProcess(launch(script=script), ignore)
+
+
+def test_a_command_that_is_not_there_is_one_line() -> None:
+    with pytest.raises(ServerError, match="cannot be started") as caught:
+        ServerProcess(
+            Launch(name="x", command=("/no/such/program",), url="http://127.0.0.1:9"), ignore
+        )
+    assert "\n" not in str(caught.value)
+
+
+def test_a_server_that_does_not_serve_in_time_is_ended() -> None:
+    script = "import time; print('loading', flush=True); time.sleep(600)"
+    before = set(psutil.Process().children(recursive=True))
+    lines: list[str] = []
+    with pytest.raises(ServerError, match=r"within 1 s.*loading"):
+        ServerProcess(launch(script=script), lines.append, timeout_s=1)
+    assert lines == ["starting the test's"]
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def test_a_server_that_was_killed_is_lost() -> None:
+    process = ServerProcess(launch(), ignore)
+    try:
+        os.kill(process.pids[0], signal.SIGKILL)
+        assert wait_until(lambda: not process.is_alive)
+        assert "the test's ended: listening on" in process.loss()
+    finally:
+        process.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=str)
+def test_a_server_ends_with_whoever_started_it(number: signal.Signals, tmp_path: Path) -> None:
+    """Also when that is killed, and cannot end anything any more."""
+    parent_script = textwrap.dedent(
+        """
+        import sys, time
+        from harness.server_process import ServerProcess
+        from tests.harness.test_server_process import launch
+
+        process = ServerProcess(launch("--stubborn", "--family"), lambda line: None)
+        print(*process.pids, flush=True)
+        time.sleep(600)
+        """
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", parent_script],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert parent.stdout is not None
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    os.kill(parent.pid, number)
+    parent.wait()
+    parent.stdout.close()
+    assert wait_until(lambda: all(map(is_gone, pids)))
+
+
+def test_the_key_of_fm_serve_is_not_handed_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FM_API_KEY", "k3y")
+    script = "import os; print('key', os.environ.get('FM_API_KEY'), flush=True)"
+    with pytest.raises(ServerError, match="key None"):
+        ServerProcess(launch(script=script), ignore)
+
+
+def test_a_free_port_can_be_had() -> None:
+    assert 0 < free_port() < 65536
