@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from engine.request import Completion, FinishReason, TokenEvent
-from engine.server.calls import CallParser, Heard, continued
+from engine.server.calls import CallDelta, CallParser, Heard, continued
 from engine.server.forms import Piece
 from engine.server.protocol import Call
 
 CALLED = "tool_calls"
 """The finish reason of a choice that ended by itself and called something."""
 
-T = TypeVar("T")
+
+class Kind(Enum):
+    """What a token is part of."""
+
+    REASONING = auto()
+    TEXT = auto()
+    CALLS = auto()
+    UNKNOWN = auto()
+
+
+@dataclass(slots=True)
+class Run:
+    """What is said in one kind."""
+
+    kind: Kind
+    tokens: list[TokenEvent] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    calls: tuple[CallDelta, ...] = ()
 
 
 class Voice:
@@ -38,45 +56,47 @@ class Voice:
         Args:
             record: of the row, where these events are its last.
         """
-        pieces: list[Piece] = []
+        runs: list[Run] = []
+        silent: list[TokenEvent] = []
         for event in events:
-            for piece in self._pieces(event):
-                _append(pieces, piece)
-        if record is None:
-            return list(filter(_has_something, pieces))
-        rest = [] if self._parser is None else self._parser.finish()
-        for piece in self._spoken(rest):
-            _append(pieces, piece)
-        end = Piece(self._row, finish_reason=self._finish_reason(record))
-        return [*filter(_has_something, pieces), end]
+            if event.token_id is not None:
+                silent.append(event)
+            for said in self._said(event):
+                said.tokens, silent = silent, []
+                _append(runs, said)
+        if record is not None and self._parser is not None:
+            for said in _spoken(self._parser.finish()):
+                _append(runs, said)
+        if silent:
+            runs.append(Run(Kind.UNKNOWN, silent))
+        pieces = [piece for piece in map(self._piece, runs) if _has_something(piece)]
+        if record is not None:
+            pieces.append(Piece(self._row, finish_reason=self._finish_reason(record)))
+        return pieces
 
-    def _pieces(self, event: TokenEvent) -> Iterator[Piece]:
-        """Return the pieces of one token, the first of which holds it."""
-        yield self._token(event)
-        yield from self._spoken(self._heard(event.text))
+    def _said(self, event: TokenEvent) -> Iterator[Run]:
+        """Return what one token makes certain."""
+        if event.reasoning or event.position < event.reasoning_tokens:
+            yield Run(Kind.REASONING, texts=[event.reasoning])
+        if self._parser is not None:
+            yield from _spoken(self._parser.push(event.text))
+        elif event.text:
+            yield Run(Kind.TEXT, texts=[event.text])
 
-    def _token(self, event: TokenEvent) -> Piece:
-        ids = [] if event.token_id is None else [event.token_id]
-        entries = [] if event.logprobs is None else [event.logprobs]
+    def _piece(self, run: Run) -> Piece:
+        said = "".join(run.texts)
+        is_reasoning = run.kind is Kind.REASONING
+        entries = [event.logprobs for event in run.tokens if event.logprobs is not None]
+        ids = [event.token_id for event in run.tokens if event.token_id is not None]
         return Piece(
             self._row,
-            entries=entries if self._wants_entries else None,
-            token_ids=ids if self._wants_ids else None,
-            reasoning=event.reasoning if self._wants_reasoning else "",
-            is_reasoning=bool(event.reasoning) or event.position < event.reasoning_tokens,
+            "" if is_reasoning else said,
+            entries if self._wants_entries else None,
+            ids if self._wants_ids else None,
+            reasoning=said if is_reasoning and self._wants_reasoning else "",
+            calls=run.calls,
+            is_reasoning=is_reasoning,
         )
-
-    def _heard(self, text: str) -> list[Heard]:
-        if self._parser is not None:
-            return self._parser.push(text)
-        return [Heard(text)] if text else []
-
-    def _spoken(self, heard: Iterable[Heard]) -> Iterator[Piece]:
-        for item in heard:
-            if item.text:
-                yield Piece(self._row, item.text)
-            if item.calls:
-                yield Piece(self._row, calls=item.calls)
 
     def _finish_reason(self, record: Completion) -> str:
         """Return why the choice ended; one that was cut or stopped ended for no call's sake."""
@@ -85,37 +105,23 @@ class Voice:
         return CALLED if has_ended and has_called else str(record.finish_reason)
 
 
-def _append(pieces: list[Piece], piece: Piece) -> None:
-    """Add a piece, as part of what goes before where that is of its kind, or of none."""
-    if pieces and _kind(pieces[-1]) is None:
-        piece = _joined(pieces.pop(), piece)
-    if pieces and _kind(pieces[-1]) == _kind(piece):
-        piece = _joined(pieces.pop(), piece)
-    pieces.append(piece)
+def _spoken(heard: Iterable[Heard]) -> Iterator[Run]:
+    for item in heard:
+        if item.text:
+            yield Run(Kind.TEXT, texts=[item.text])
+        if item.calls:
+            yield Run(Kind.CALLS, calls=item.calls)
 
 
-def _joined(piece: Piece, more: Piece) -> Piece:
-    return Piece(
-        piece.index,
-        piece.text + more.text,
-        _both(piece.entries, more.entries),
-        _both(piece.token_ids, more.token_ids),
-        reasoning=piece.reasoning + more.reasoning,
-        calls=continued(tuple(piece.calls), tuple(more.calls)),
-        is_reasoning=more.is_reasoning,
-    )
-
-
-def _kind(piece: Piece) -> str | None:
-    if piece.is_reasoning:
-        return "reasoning"
-    if piece.calls:
-        return "calls"
-    return "text" if piece.text else None
-
-
-def _both(first: Sequence[T] | None, second: Sequence[T] | None) -> Sequence[T] | None:
-    return None if first is None and second is None else [*(first or ()), *(second or ())]
+def _append(runs: list[Run], said: Run) -> None:
+    """Add to the last run, where that is of the same kind, or begin one."""
+    last = runs[-1] if runs else None
+    if last is None or last.kind is not said.kind:
+        runs.append(said)
+        return
+    last.tokens += said.tokens
+    last.texts += said.texts
+    last.calls = continued(last.calls, said.calls)
 
 
 def _has_something(piece: Piece) -> bool:
