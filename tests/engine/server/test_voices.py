@@ -30,6 +30,7 @@ CALL = Call(
     is_stream=True,
     include_usage=False,
     return_token_ids=True,
+    include_reasoning=True,
     top_logprobs=0,
     constraint_field=None,
     tool_use=None,
