@@ -143,7 +143,7 @@ class Audit:
             check = Check(f"{name}{suffix} == serial{suffix}", temperature)
             rows = zip(requests, self._complete(config, requests), reference, strict=True)
             for request, completion, expected in rows:
-                _compare(check, oracle, request, completion, expected.token_ids)
+                compare(check, oracle, request, completion, expected.token_ids)
             self._done(check)
         return reference
 
@@ -158,7 +158,7 @@ class Audit:
         """Compare with mlx-lm's own loops on the same weights, greedy."""
         check = Check("serial == mlx-lm", 0.0)
         for request, completion in zip(requests, serial, strict=True):
-            _compare(check, oracle, request, completion, list(self._mlx_lm(request, None)))
+            compare(check, oracle, request, completion, list(self._mlx_lm(request, None)))
         self._done(check)
         config = EngineConfig(
             num_draft_tokens=NUM_DRAFT_TOKENS, draft_budgets="fixed", drafter="two_model"
@@ -168,7 +168,7 @@ class Audit:
             check = Check(f"two_model {draft.name} == mlx-lm", 0.0)
             completions = self._complete(config, requests, draft)
             for request, completion in zip(requests, completions, strict=True):
-                _compare(check, oracle, request, completion, list(self._mlx_lm(request, draft)))
+                compare(check, oracle, request, completion, list(self._mlx_lm(request, draft)))
             if draft is self.model:
                 drafted = sum(completion.drafted for completion in completions)
                 accepted = sum(completion.accepted for completion in completions)
@@ -220,13 +220,14 @@ def _judge(check: Check, found: Sequence[Divergence]) -> None:
     ]
 
 
-def _compare(
+def compare(
     check: Check,
     oracle: Oracle,
     request: Request,
     completion: Completion,
     expected: Sequence[int],
 ) -> None:
+    """Compare one row with the ids it should have; the oracle tells near-ties from faults."""
     check.rows += 1
     check.tokens += len(expected)
     if completion.finish_reason is FinishReason.ERROR:

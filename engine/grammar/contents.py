@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.errors import SchemaError
+from engine.grammar.counts import check_sizes
 from engine.grammar.graph import SchemaGraph
 from engine.grammar.limits import GrammarLimits
 from engine.grammar.pattern import PatternError, check_readable
@@ -18,7 +19,8 @@ def check_contents(graph: SchemaGraph, limits: GrammarLimits) -> None:
     """
     for node in graph:
         if isinstance(node.schema, dict):
-            _check_sizes(node.schema, node.pointer, limits)
+            check_sizes(node.schema, node.pointer, limits)
+            _check_lengths(node.schema, node.pointer, limits)
             _check_patterns(node.schema, node.pointer)
 
 
@@ -37,17 +39,13 @@ def _check_patterns(schema: dict[str, Any], pointer: str) -> None:
                 ) from error
 
 
-def _check_sizes(schema: dict[str, Any], pointer: str, limits: GrammarLimits) -> None:
+def _check_lengths(schema: dict[str, Any], pointer: str, limits: GrammarLimits) -> None:
     patterns = [*schema.get("patternProperties", ()), schema.get("pattern", "")]
     longest = max(len(pattern.encode()) for pattern in patterns)
-    for keyword, size, limit, what in (
-        ("properties", len(schema.get("properties", ())), limits.max_properties, "properties"),
-        ("enum", len(schema.get("enum", ())), limits.max_enum_values, "values"),
-        ("pattern", longest, limits.max_pattern_bytes, "bytes"),
-    ):
-        if size > limit:
-            raise SchemaError(
-                f"{keyword} at {pointer or 'the root'} has {size} {what}; the limit is {limit}",
-                pointer,
-                keyword,
-            )
+    if longest > limits.max_pattern_bytes:
+        raise SchemaError(
+            f"pattern at {pointer or 'the root'} has {longest} bytes; the limit is "
+            f"{limits.max_pattern_bytes}",
+            pointer,
+            "pattern",
+        )

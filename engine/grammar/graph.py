@@ -7,16 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.errors import SchemaError
+from engine.grammar.counts import IN_PLACE_LISTS, LISTS, MAPS, SINGLES
 from engine.grammar.document import Json, SchemaDocument, pointer_of
 from engine.grammar.limits import GrammarLimits
 from engine.grammar.refs import RefIndex
-
-IN_PLACE_LISTS = ("allOf", "anyOf", "oneOf")
-"""Applicators whose branches constrain the same value as the schema that holds them."""
-
-LISTS = (*IN_PLACE_LISTS, "prefixItems", "items")
-SINGLES = ("additionalProperties", "items", "additionalItems")
-MAPS = ("properties", "patternProperties")
 
 SILENT = frozenset(
     "$schema $id id $anchor $comment $defs definitions $vocabulary $dynamicAnchor title "

@@ -10,9 +10,10 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from engine.grammar.counts import IN_PLACE_LISTS
 from engine.grammar.document import SchemaDocument, pointer_of
 from engine.grammar.formats import FORMATS
-from engine.grammar.graph import IN_PLACE_LISTS, SILENT, Node, SchemaGraph, is_constraining
+from engine.grammar.graph import SILENT, Node, SchemaGraph, is_constraining
 from engine.grammar.limits import GrammarLimits
 from engine.grammar.mask_schema import ROOT, MaskSchema, Schema, free_value, free_values, reference
 from engine.grammar.numbers import (

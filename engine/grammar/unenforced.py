@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
+from engine.grammar.counts import IN_PLACE_LISTS
 from engine.grammar.document import Json
 from engine.grammar.formats import UNENFORCEABLE_FORMATS
-from engine.grammar.graph import IN_PLACE_LISTS, Node, SchemaGraph
+from engine.grammar.graph import Node, SchemaGraph
 from engine.grammar.pattern import PatternError, narrow_pattern
 from engine.grammar.report import Finding
 

@@ -24,8 +24,10 @@ from engine.errors import ContextLengthError, FmError, SchemaError
 from engine.server.body import read_body
 from engine.server.forms import Letterhead
 from engine.server.gate import Gate
+from engine.server.lag import LoopLag
 from engine.server.metrics import Metrics
 from engine.server.model_ids import adapter_of, ids_of
+from engine.server.openapi import PATHS, openapi
 from engine.server.problem import HttpError, problem_of
 from engine.server.protocol import PROMPTS, Call, read_call
 from engine.server.replies import Reply
@@ -37,12 +39,6 @@ from engine.server.token_texts import TokenTexts
 from engine.server.worker import EngineWorker, Job, State
 
 LOGGER = logging.getLogger("fm.server")
-
-PATHS = {
-    Endpoint.CHAT: "/v1/chat/completions",
-    Endpoint.COMPLETIONS: "/v1/completions",
-    Endpoint.RESPONSES: "/v1/responses",
-}
 
 CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -65,7 +61,8 @@ class Server:
         self.config = config
         self.name = name
         self.worker = worker
-        self.metrics = Metrics(worker.totals, self._stats)
+        self.lag = LoopLag()
+        self.metrics = Metrics(worker.totals, self._stats, self.lag)
         self.started = int(time.time())
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="fm-read")
         self._compilers = ThreadPoolExecutor(COMPILERS, thread_name_prefix="fm-submit")
@@ -113,7 +110,8 @@ class Server:
 
     async def stats(self) -> dict[str, Any]:
         """Return what /stats tells."""
-        return await self._in_thread(self._readers, snapshot, self.name, self.worker)
+        found = await self._in_thread(self._readers, snapshot, self.name, self.worker)
+        return found | {"event_loop": self.lag.document()}
 
     async def metrics_text(self) -> bytes:
         """Return what /metrics tells."""
@@ -212,6 +210,10 @@ def build_app(server: Server) -> Starlette:
     async def metrics(_request: Request) -> Response:
         return Response(await server.metrics_text(), media_type=server.metrics.content_type)
 
+    async def document(_request: Request) -> Response:
+        names = ids_of(server.name, server.engine_config)
+        return JSONResponse(openapi(routes, names, server.config))
+
     routes = [
         *(_answering(server, endpoint) for endpoint in PATHS),
         Route("/v1/responses/{name:path}", _no_response, methods=["GET", "DELETE", "POST"]),
@@ -220,6 +222,7 @@ def build_app(server: Server) -> Starlette:
         Route("/health", health),
         Route("/stats", stats),
         Route("/metrics", metrics),
+        Route("/openapi.json", document),
     ]
     routes += _measuring_routes(server.config)
     paths = {route.path for route in routes}
@@ -238,7 +241,7 @@ def _answering(server: Server, endpoint: Endpoint) -> Route:
     async def answer(request: Request) -> Response:
         return await server.serve(endpoint, request)
 
-    return Route(PATHS[endpoint], answer, methods=["POST"])
+    return Route(PATHS[endpoint][0], answer, methods=["POST"])
 
 
 def _measuring_routes(config: ServerConfig) -> list[Route]:

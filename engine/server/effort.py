@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.models.tokenizer import Tokenizer
 from engine.server.problem import refusal
-from engine.server.readers import below, members, one_of
+from engine.server.readers import one_of, reads, record
 
 NO_EFFORT = "none"
 EFFORTS = (NO_EFFORT, "minimal", "low", "medium", "high", "xhigh", "max")
@@ -24,12 +24,16 @@ read_effort = one_of(*EFFORTS)
 """Takes the effort of a chat."""
 
 
+REASONING = record(
+    {"effort": read_effort, **{name: one_of(unsaid) for name, unsaid in UNSAID.items()}}
+)
+
+
+@reads(REASONING.schema)
 def read_reasoning(value: Any) -> str | None:
     """Take `reasoning` of a response; returns the effort, None where nothing is said of it."""
-    given = members(value, ("effort", *UNSAID))
-    for name, unsaid in UNSAID.items():
-        below(f".{name}", one_of(unsaid), given.get(name, unsaid))
-    return below(".effort", read_effort, given["effort"]) if "effort" in given else None
+    effort: str | None = REASONING(value).get("effort")
+    return effort
 
 
 def effort_options(

@@ -20,12 +20,16 @@ from engine.server.overrides import overrides
 from engine.server.problem import refusal
 from engine.server.readers import (
     FieldError,
+    Json,
     Reader,
     below,
     boolean,
     items,
-    members,
+    listed,
     number,
+    off,
+    reads,
+    record,
     setting_of,
     shown,
     text,
@@ -36,6 +40,7 @@ from engine.server.standing import (
     ALL,
     CHAT,
     COMPLETIONS,
+    MAX_NOTE,
     RESPONSES,
     TALKS,
     Endpoint,
@@ -47,23 +52,36 @@ from engine.server.tools import MAX_TOOLS, tool_choice, tools
 MAX_CHOICES = 16
 MAX_PROMPTS = 16
 MAX_PROMPT_IDS = 2**20
+MAX_TOKEN_ID = 2**31 - 1
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
 MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_OPTIONS = 32
-MAX_NOTE = 65_536
+MAX_OPTION = 256
 
 
+STOP = text(MAX_STOP_LENGTH, may_be_empty=False)
+STOPS = listed(STOP, MAX_STOPS)
+
+
+@reads({"anyOf": [STOP.schema, STOPS.schema]})
 def _stops(value: Any) -> tuple[str, ...]:
-    texts = [value] if isinstance(value, str) else items(value, MAX_STOPS)
-    for index, item in enumerate(texts):
-        where = "" if texts is not value else f"[{index}]"
-        if below(where, text(MAX_STOP_LENGTH), item) == "":
-            raise FieldError("must not be empty", where)
-    return tuple(texts)
+    return (STOP(value),) if isinstance(value, str) else tuple(STOPS(value))
 
 
+TOKEN_ID = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}
+BIAS = number(-MAX_BIAS, MAX_BIAS)
+
+
+@reads(
+    {
+        "type": "object",
+        "maxProperties": MAX_BIASES,
+        "propertyNames": {"pattern": "^[0-9]{1,19}$"},
+        "additionalProperties": BIAS.schema,
+    }
+)
 def _biases(value: Any) -> dict[int, float]:
     if not isinstance(value, dict):
         raise FieldError(f"must be an object, not {shown(value)}")
@@ -72,43 +90,55 @@ def _biases(value: Any) -> dict[int, float]:
     for key in value:
         if not (key.isascii() and key.isdecimal() and len(key) < 20):
             raise FieldError("is no token id", f"[{key[:40]!r}]")
-    read = number(-MAX_BIAS, MAX_BIAS)
-    return {int(key): below(f"[{key!r}]", read, item) for key, item in value.items()}
+    return {int(key): below(f"[{key!r}]", BIAS, item) for key, item in value.items()}
 
 
-def _prompts(value: Any) -> list[str | tuple[int, ...]]:
-    """Take a text, token ids, or a list of either."""
-    if isinstance(value, str):
-        return [value]
+@reads({"type": "array", "minItems": 1, "maxItems": MAX_PROMPT_IDS, "items": TOKEN_ID})
+def _ids(value: Any) -> tuple[int, ...]:
     given = items(value, MAX_PROMPT_IDS)
     if not given:
         raise FieldError("must not be empty")
-    if isinstance(given[0], int):
-        return [_ids(given)]
-    many = items(value, MAX_PROMPTS)
-    return [below(f"[{index}]", _prompt, item) for index, item in enumerate(many)]
-
-
-def _prompt(value: Any) -> str | tuple[int, ...]:
-    return value if isinstance(value, str) else _ids(items(value, MAX_PROMPT_IDS))
-
-
-def _ids(value: list[Any]) -> tuple[int, ...]:
-    for index, item in enumerate(value):
-        if not isinstance(item, int) or isinstance(item, bool):
+    for index, item in enumerate(given):
+        is_number = isinstance(item, int | float) and not isinstance(item, bool)
+        if not is_number or not 0 <= item <= MAX_TOKEN_ID or item != int(item):
             raise FieldError(f"must be a token id, not {shown(item)}", f"[{index}]")
-    return tuple(value)
+    return tuple(map(int, given))
 
 
+@reads({"anyOf": [{"type": "string"}, _ids.schema]})
+def _prompt(value: Any) -> str | tuple[int, ...]:
+    return value if isinstance(value, str) else tuple(_ids(value))
+
+
+MANY_PROMPTS = listed(_prompt, MAX_PROMPTS, 1)
+
+
+@reads({"anyOf": [{"type": "string"}, _ids.schema, MANY_PROMPTS.schema]})
+def _prompts(value: Any) -> list[str | tuple[int, ...]]:
+    """Take a text, token ids, or a list of either."""
+    is_one = isinstance(value, list) and value and not isinstance(value[0], str | list)
+    return [_prompt(value)] if is_one or isinstance(value, str) else list(MANY_PROMPTS(value))
+
+
+STREAM_OPTIONS = record({"include_usage": boolean, "include_obfuscation": off})
+
+
+@reads(STREAM_OPTIONS.schema)
 def _include_usage(value: Any) -> bool:
-    given = members(value, ("include_usage", "include_obfuscation"))
-    for name, item in given.items():
-        below(f".{name}", boolean, item)
-    if given.get("include_obfuscation"):
-        raise FieldError("is not served", ".include_obfuscation")
-    return bool(given.get("include_usage", False))
+    return bool(STREAM_OPTIONS(value).get("include_usage", False))
 
 
+@reads(
+    {
+        "type": "object",
+        "maxProperties": MAX_OPTIONS,
+        "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]{0,63}$"},
+        "additionalProperties": {
+            "type": ["string", "number", "boolean", "null"],
+            "maxLength": MAX_OPTION,
+        },
+    }
+)
 def _options(value: Any) -> dict[str, Any]:
     """Take template variables: single values, since a template may print them."""
     if not isinstance(value, dict):
@@ -116,12 +146,12 @@ def _options(value: Any) -> dict[str, Any]:
     if len(value) > MAX_OPTIONS:
         raise FieldError(f"must have at most {MAX_OPTIONS} members, not {len(value)}")
     for key, item in value.items():
-        if not key.isidentifier() or len(key) > 64:
+        if not (key.isascii() and key.isidentifier()) or len(key) > 64:
             raise FieldError("is no name of a template variable", f".{key[:60]}")
         if isinstance(item, dict | list):
             raise FieldError(f"must be a single value, not {shown(item)}", f".{key}")
         if isinstance(item, str):
-            below(f".{key}", text(256), item)
+            below(f".{key}", text(MAX_OPTION), item)
     return value
 
 
@@ -369,6 +399,17 @@ def read_fields(endpoint: Endpoint, document: Mapping[str, Any]) -> dict[str, An
     return values
 
 
+def body_schema(endpoint: Endpoint) -> Json:
+    """Return the bodies `read_fields` takes, as a JSON Schema."""
+    known = BY_ENDPOINT[endpoint]
+    return {
+        "type": "object",
+        "properties": {name: field.schema for name, field in known.items()},
+        "required": [name for name, field in known.items() if field.is_required],
+        "additionalProperties": False,
+    }
+
+
 def field_table() -> str:
     """Return the fields as a Markdown table."""
     lines = ["| field | endpoints | is | what it does |", "| --- | --- | --- | --- |"]
@@ -391,7 +432,11 @@ def _read(name: str, read: Reader, value: Any) -> Any:
 
 
 def _asks_nothing(field: Field, value: Any) -> bool:
-    return any(type(value) is type(item) and value == item for item in field.asks_nothing)
+    """Compare as JSON does: 1.0 is 1, and true is not."""
+    return any(
+        isinstance(value, bool) == isinstance(item, bool) and value == item
+        for item in field.asks_nothing
+    )
 
 
 def _check_note(name: str, value: Any) -> None:

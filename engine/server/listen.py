@@ -12,6 +12,7 @@ import uvicorn
 from engine.errors import FmError, SettingError
 from engine.loop import Engine
 from engine.server.app import Server, build_app
+from engine.server.lag import LoopLag
 from engine.server.malformed import HttpProtocol
 from engine.server.settings import ServerConfig
 from engine.server.worker import EngineWorker
@@ -23,9 +24,18 @@ IDLE_S = 5
 class Listener(uvicorn.Server):
     """uvicorn's loop, with the first signal draining and any second one ending at once."""
 
-    def __init__(self, config: uvicorn.Config, worker: EngineWorker) -> None:
+    def __init__(self, config: uvicorn.Config, worker: EngineWorker, lag: LoopLag) -> None:
         super().__init__(config)
         self._worker = worker
+        self._lag = lag
+
+    async def main_loop(self) -> None:
+        """Run until the end is asked for, with the loop's lag measured meanwhile."""
+        self._lag.start()
+        try:
+            await super().main_loop()
+        finally:
+            self._lag.stop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal."""
@@ -75,7 +85,7 @@ def serve(
             on_open=lambda _engine: tell(f"serving {name} on {url}/v1"),
         )
         server = Server(config, name, worker)
-        listener = Listener(uvicorn_config(config, server), worker)
+        listener = Listener(uvicorn_config(config, server), worker, server.lag)
         worker.start(listener.end)
         try:
             listener.run(sockets=[bound])

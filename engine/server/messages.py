@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine.server.body import parse_json
 from engine.server.problem import HttpError
-from engine.server.readers import FieldError, Reader, below, items, members, one_of, shown, text
-from engine.server.tools import tool_name
+from engine.server.readers import (
+    FieldError,
+    Json,
+    below,
+    items,
+    members,
+    one_of,
+    reads,
+    record_schema,
+    shown,
+    text,
+)
+from engine.server.tools import NAME_SCHEMA, tool_name
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
@@ -38,6 +49,44 @@ KNOWN = ("role", "content", "name", *OF_ROLES, *LATER)
 Message = dict[str, Any]
 
 
+def content_schema(*kinds: str, **more: Json) -> Json:
+    """Return the schema of a text, or of texts in parts.
+
+    Args:
+        kinds: the types of parts.
+        more: members of parts beside their text.
+    """
+    known = {"type": {"enum": list(kinds)}, "text": TEXT, **more}
+    part = record_schema(known, ("type", "text"))
+    return {"anyOf": [TEXT, {"type": "array", "maxItems": MAX_PARTS, "items": part}]}
+
+
+TEXT = text(MAX_TEXT).schema
+CALL_ID: Json = {"type": "string", "minLength": 1, "maxLength": MAX_ID}
+NOTHING: Json = {"enum": [[], None]}
+FUNCTION = record_schema(
+    {"name": NAME_SCHEMA, "arguments": {"type": "string"}}, ("name", "arguments")
+)
+CALL = record_schema(
+    {"id": CALL_ID, "type": {"const": "function"}, "function": FUNCTION, "index": {}},
+    ("id", "type", "function"),
+)
+MESSAGE = record_schema(
+    {
+        "role": {"enum": list(ROLES)},
+        "content": content_schema("text"),
+        "name": text(256).schema,
+        "tool_calls": {"type": "array", "maxItems": MAX_CALLS, "items": CALL},
+        "reasoning_content": TEXT,
+        "tool_call_id": {"anyOf": [CALL_ID, NOTHING]},
+        **dict.fromkeys(LATER, NOTHING),
+    },
+    ("role",),
+)
+
+
+# What goes with which role, and which ids there are, is read alone.
+@reads({"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "items": MESSAGE}, is_loose=True)
 def messages(value: Any) -> list[Message]:
     """Take the messages of a chat, at least one.
 
@@ -143,7 +192,7 @@ def call_id(value: Any) -> str:
     return str(value)
 
 
-def answered(called: Mapping[str, str]) -> Reader:
+def answered(called: Mapping[str, str]) -> Callable[[Any], str]:
     """Take the id of a call; returns the name of what it calls."""
 
     def read(value: Any) -> str:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from engine.server.lag import BOUNDS_S, LoopLag
 from engine.server.totals import Totals
 from engine.telemetry import EngineStats
 
@@ -31,11 +38,14 @@ class Metrics:
     Args:
         totals: counts of the engine thread.
         stats: what is live now, None before the engine is open.
+        lag: of the event loop.
     """
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, totals: Totals, stats: Callable[[], EngineStats | None]) -> None:
+    def __init__(
+        self, totals: Totals, stats: Callable[[], EngineStats | None], lag: LoopLag
+    ) -> None:
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "fm_requests", "answered requests", ("path", "status"), registry=self._registry
@@ -53,6 +63,7 @@ class Metrics:
             registry=self._registry,
         )
         self._registry.register(_EngineMetrics(totals, stats))
+        self._registry.register(_LoopMetrics(lag))
 
     def saw_request(self, path: str, status: int) -> None:
         """Count an answer; `path` is one of the server's routes."""
@@ -100,4 +111,26 @@ class _EngineMetrics:
 
     def describe(self) -> Iterable[Metric]:
         """Nothing ahead: `collect` may wait for the engine's lock."""
+        return ()
+
+
+class _LoopMetrics:
+    """The lag of the event loop, as it was counted."""
+
+    def __init__(self, lag: LoopLag) -> None:
+        self._lag = lag
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield one histogram."""
+        sums = accumulate(tuple(self._lag.counts))
+        bounds = [*(f"{bound:.6g}" for bound in BOUNDS_S), "+Inf"]
+        yield HistogramMetricFamily(
+            "fm_event_loop_lag_seconds",
+            "how late the event loop is, by share of time",
+            buckets=list(zip(bounds, sums, strict=True)),
+            sum_value=self._lag.total_s,
+        )
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing ahead."""
         return ()

@@ -8,7 +8,7 @@ from typing import Any
 from engine.config import EngineConfig
 from engine.request import Request
 from engine.server.problem import refusal
-from engine.server.readers import below, members, setting_of
+from engine.server.readers import reads, record, setting_of
 
 FIELD = "fm"
 
@@ -16,13 +16,13 @@ MEMBERS = {"lane": "lane", "draft": "num_draft_tokens", "spec_batching": "spec_b
 """Member of the field -> field of Request."""
 
 
+OVERRIDES = record({name: setting_of(Request, item) for name, item in MEMBERS.items()})
+
+
+@reads(OVERRIDES.schema)
 def overrides(value: Any) -> dict[str, Any]:
     """Take the field; returns fields of Request."""
-    given = members(value, MEMBERS)
-    return {
-        MEMBERS[name]: below(f".{name}", setting_of(Request, MEMBERS[name]), item)
-        for name, item in given.items()
-    }
+    return {MEMBERS[name]: item for name, item in OVERRIDES(value).items()}
 
 
 def check_overrides(

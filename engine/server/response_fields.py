@@ -10,16 +10,7 @@ from engine.request import MAX_TOP_LOGPROBS, Request, SamplingParams
 from engine.server.effort import HELP as EFFORT
 from engine.server.effort import read_reasoning
 from engine.server.messages import MAX_TEXT
-from engine.server.readers import (
-    FieldError,
-    below,
-    boolean,
-    items,
-    members,
-    one_of,
-    setting_of,
-    text,
-)
+from engine.server.readers import listed, off, one_of, reads, record, setting_of, text
 from engine.server.response_input import input_items
 from engine.server.response_tools import flat_tool_choice, flat_tools
 from engine.server.standing import RESPONSES, Field, Standing
@@ -51,6 +42,24 @@ REFUSED_RESPONSES: dict[str, tuple[tuple[Any, ...], str]] = {
 
 NOTED_RESPONSES = {"max_tool_calls": "it limits tools that a server calls; there are none"}
 """Fields that change no reply."""
+
+
+INCLUDE = listed(one_of(*INCLUDED), MAX_INCLUDED)
+
+
+@reads(INCLUDE.schema)
+def _included(value: Any) -> tuple[str, ...]:
+    return tuple(INCLUDE(value))
+
+
+STREAM_OPTIONS = record({"include_obfuscation": off})
+
+
+@reads(STREAM_OPTIONS.schema)
+def _stream_options(value: Any) -> bool:
+    """Take what asks for nothing; returns False: no chunk of usage is asked for."""
+    STREAM_OPTIONS(value)
+    return False
 
 
 def enforced_responses() -> Iterable[Field]:
@@ -105,18 +114,3 @@ def enforced_responses() -> Iterable[Field]:
         read=_stream_options,
         help="include_obfuscation: only false; usage is in the last event unasked",
     )
-
-
-def _included(value: Any) -> tuple[str, ...]:
-    given = items(value, MAX_INCLUDED)
-    for index, item in enumerate(given):
-        below(f"[{index}]", one_of(*INCLUDED), item)
-    return tuple(given)
-
-
-def _stream_options(value: Any) -> bool:
-    """Take what asks for nothing; returns False: no chunk of usage is asked for."""
-    given = members(value, ("include_obfuscation",))
-    if below(".include_obfuscation", boolean, given.get("include_obfuscation", False)):
-        raise FieldError("is not served", ".include_obfuscation")
-    return False

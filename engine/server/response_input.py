@@ -6,17 +6,31 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.server.messages import (
+    CALL_ID,
     MAX_MESSAGES,
     MAX_PARTS,
     MAX_TEXT,
     ROLES,
+    TEXT,
     Message,
     answered,
     arguments,
     call_id,
+    content_schema,
 )
-from engine.server.readers import FieldError, below, items, members, one_of, shown, text
-from engine.server.tools import tool_name
+from engine.server.readers import (
+    FieldError,
+    Json,
+    below,
+    items,
+    members,
+    one_of,
+    reads,
+    record_schema,
+    shown,
+    text,
+)
+from engine.server.tools import NAME_SCHEMA, tool_name
 
 NOTES = ("id", "status", "phase", "caller", "namespace", "async", "async_", "parsed_arguments")
 """Members of items that change nothing; the last two are the official client's own."""
@@ -26,6 +40,43 @@ PART = ("type", "text", "annotations", "logprobs", "parsed", "prompt_cache_break
 """Members of a part; beside the text they change nothing."""
 
 
+def _item(kind: str, known: Json, is_named: bool = True) -> Json:
+    every = {"type": {"const": kind}, **known, **{key: {} for key in NOTES}}
+    return record_schema(every, (*(("type",) if is_named else ()), *known))
+
+
+ITEM: Json = {
+    "anyOf": [
+        _item(
+            "message",
+            {
+                "role": {"enum": [role for role in ROLES if role != "tool"]},
+                "content": content_schema(*PARTS, **{key: {} for key in PART[2:]}),
+            },
+            is_named=False,
+        ),
+        _item(
+            "function_call",
+            {"call_id": CALL_ID, "name": NAME_SCHEMA, "arguments": {"type": "string"}},
+        ),
+        _item(
+            "function_call_output",
+            {
+                "call_id": CALL_ID,
+                "output": content_schema(*PARTS, **{key: {} for key in PART[2:]}),
+            },
+        ),
+        {
+            "type": "object",
+            "properties": {"type": {"const": "reasoning"}},
+            "required": ["type"],
+        },
+    ]
+}
+
+
+# Which ids there are is read alone, as is that something is said.
+@reads({"anyOf": [TEXT, {"type": "array", "maxItems": MAX_MESSAGES, "items": ITEM}]}, is_loose=True)
 def input_items(value: Any) -> list[Message]:
     """Take a text, or a list of items; returns at least one message."""
     if isinstance(value, str):

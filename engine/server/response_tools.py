@@ -5,23 +5,46 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from engine.server.readers import FieldError, below, members, one_of, shown
+from engine.server.readers import (
+    FieldError,
+    Json,
+    below,
+    members,
+    one_of,
+    reads,
+    record_schema,
+    shown,
+)
 from engine.server.tools import (
+    FUNCTION,
+    NAME_SCHEMA,
     Tool,
     ToolChoice,
     allowed_tools,
     choice_of,
+    choice_schema,
+    function_schema,
     function_tool,
     tool_list,
     tool_name,
+    tools_schema,
 )
 
+NAMED = record_schema({"type": FUNCTION, "name": NAME_SCHEMA}, ("type", "name"))
 
+
+def _allowing(some: Json) -> Json:
+    known = {"type": {"const": "allowed_tools"}, **some}
+    return record_schema(known, tuple(known))
+
+
+@reads(tools_schema(function_schema(type=FUNCTION)), is_loose=True)  # no two have one name
 def flat_tools(value: Any) -> tuple[Tool, ...]:
     """Take tools, {"type": "function", "name": ..., ...} each."""
     return tool_list(value, _tool)
 
 
+@reads(choice_schema(NAMED, _allowing))
 def flat_tool_choice(value: Any) -> ToolChoice:
     """Take a word, {"type": "function", "name": ...} or {"type": "allowed_tools", ...}."""
     return choice_of(value, _name, lambda given: allowed_tools(_without_type(given), _name))

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from engine.server.readers import Reader
+from engine.server.readers import Json, Reader, or_null
+
+MAX_NOTE = 65_536
+"""Characters of a text that is not kept."""
 
 
 class Standing(StrEnum):
@@ -50,3 +53,14 @@ class Field:
     where: frozenset[Endpoint] = ALL
     is_required: bool = False
     asks_nothing: tuple[Any, ...] = ()
+
+    @property
+    def schema(self) -> Json:
+        """What the field may hold, as a JSON Schema; null where it may be left out."""
+        if self.standing is Standing.REFUSED:
+            found: Json = {"enum": [*self.asks_nothing, None]}
+        elif self.read is None:
+            found = {"maxLength": MAX_NOTE}
+        else:
+            found = self.read.schema if self.is_required else or_null(self.read.schema)
+        return {**found, "description": self.help}

@@ -13,14 +13,26 @@ from engine.models.tool_template import CallFormat
 from engine.request import Constraint, ConstraintKind
 from engine.server.calls import CallSyntax
 from engine.server.problem import HttpError, problem_of
-from engine.server.readers import FieldError, below, boolean, items, members, one_of, shown, text
-
-Json = dict[str, Any]
+from engine.server.readers import (
+    FieldError,
+    Json,
+    below,
+    boolean,
+    items,
+    members,
+    one_of,
+    reads,
+    record_schema,
+    shown,
+    text,
+)
 
 MAX_TOOLS = 128
 MAX_DESCRIPTION = 65_536
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+NAME_SCHEMA: Json = {"type": "string", "pattern": f"^{NAME.pattern}$"}
+FUNCTION: Json = {"const": "function"}
 
 SCHEMA_POINTER = re.compile(r"/structures/(\d+)/schema(.*)", re.DOTALL)
 
@@ -168,6 +180,51 @@ def tools_used(
     )
 
 
+def function_schema(**more: Json) -> Json:
+    """Return the schema of what describes a function.
+
+    Args:
+        more: members that stand beside its name.
+    """
+    known = {
+        **more,
+        "name": NAME_SCHEMA,
+        "description": text(MAX_DESCRIPTION).schema,
+        "parameters": {"type": "object", "properties": {"type": {"const": "object"}}},
+        "strict": boolean.schema,
+    }
+    return record_schema(known, (*more, "name"))
+
+
+def tools_schema(tool: Json) -> Json:
+    """Return the schema of a list of tools."""
+    return {"type": "array", "maxItems": MAX_TOOLS, "items": tool}
+
+
+def choice_schema(named: Json, allowed: Callable[[Json], Json]) -> Json:
+    """Return the schema of a tool_choice.
+
+    Args:
+        named: of the object that names one function.
+        allowed: makes the schema of the object that allows some of what its members say.
+    """
+    names = {"type": "array", "minItems": 1, "maxItems": MAX_TOOLS, "items": named}
+    some = {"mode": {"enum": ["auto", "required"]}, "tools": names}
+    return {"anyOf": [{"enum": ["none", "auto", "required"]}, named, allowed(some)]}
+
+
+def _inside(schema: Json) -> Json:
+    """Return the schema of a function that lies in an object of its own."""
+    return record_schema({"type": FUNCTION, "function": schema}, ("type", "function"))
+
+
+def _allowing(some: Json) -> Json:
+    inner = record_schema(some, tuple(some))
+    known = {"type": {"const": "allowed_tools"}, "allowed_tools": inner}
+    return record_schema(known, tuple(known))
+
+
+@reads(tools_schema(_inside(function_schema())), is_loose=True)  # no two have one name
 def tools(value: Any) -> tuple[Tool, ...]:
     """Take the tools of a chat, {"type": "function", "function": {...}}."""
     return tool_list(value, _nested_tool)
@@ -201,6 +258,7 @@ def tool_name(value: Any) -> str:
     return value
 
 
+@reads(choice_schema(_inside(record_schema({"name": NAME_SCHEMA}, ("name",))), _allowing))
 def tool_choice(value: Any) -> ToolChoice:
     """Take a chat's tool_choice: a word, one function, or a list of allowed ones."""
     return choice_of(value, _nested_name, _allowed)

@@ -98,7 +98,7 @@ def serving(
     )
     server = Server(config, MODEL, worker)
     bound = listening_socket(config)
-    listener = Listener(uvicorn_config(config, server), worker)
+    listener = Listener(uvicorn_config(config, server), worker, server.lag)
     thread = threading.Thread(target=listener.run, kwargs={"sockets": [bound]})
     worker.start()
     thread.start()

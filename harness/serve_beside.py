@@ -1,0 +1,201 @@
+"""What one request costs the others: a long prompt, a large schema, a schema over the limits."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from harness.serve_client import CHAT, COMPLETIONS, Client, Finding, Heard, Served, client_of
+
+STREAMS = 3
+USUAL_S = 1.5
+"""How long gaps are watched before the long prompt comes, and how long replies before a compile."""
+
+MOST_TOKENS = 3000
+LONGEST_GAP_S = 1.0
+REFUSED_WITHIN_S = 0.1
+PATTERNS = 400
+TRIES = 5
+
+
+def long_prompt(server: Served, prompt_tokens: int, patience: float) -> Finding:
+    """Watch the gaps between events of live streams while a long prompt is read."""
+    return asyncio.run(_long_prompt(server, prompt_tokens, patience))
+
+
+async def _long_prompt(server: Served, prompt_tokens: int, patience: float) -> Finding:
+    found, live = Finding("streams beside a long prompt"), [Heard(0.0) for _ in range(STREAMS)]
+    async with client_of(server, STREAMS + 1) as client:
+        streams = [
+            asyncio.create_task(_stream(client, server.model, index, live))
+            for index in range(STREAMS)
+        ]
+        await _until_all_stream(live)
+        start_s = time.monotonic()
+        await asyncio.sleep(USUAL_S)
+        sent_s = time.monotonic()
+        prompt = random.Random(0).choices(range(32, 120), k=prompt_tokens)
+        body = {"model": server.model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
+        answer = await client.ask(COMPLETIONS, body)
+        ended_s = time.monotonic()
+        await asyncio.sleep(0.1)
+        for task in streams:
+            task.cancel()
+        ended = await asyncio.gather(*streams, return_exceptions=True)
+    usual = _gaps(live, start_s, sent_s)
+    beside = _gaps(live, sent_s, ended_s)
+    found.figures = {
+        "streams": STREAMS,
+        "prompt_tokens": prompt_tokens,
+        "prompt_s": ended_s - sent_s,
+        "usual_gap_p50_ms": 1000 * median(usual or [0.0]),
+        "usual_gap_max_ms": 1000 * max(usual, default=0.0),
+        "events_beside": len(beside),
+        "gap_beside_max_ms": 1000 * max(beside, default=0.0),
+    }
+    found.failures += [
+        f"a stream ended: {item.problem}" for item in ended if isinstance(item, Heard)
+    ]
+    if answer.problem is not None:
+        found.failures.append(answer.problem)
+    if not beside or max(beside) > LONGEST_GAP_S * patience:
+        found.failures.append(f"streams stood still for {max(beside, default=0.0):.2f} s")
+    return found
+
+
+async def _stream(client: Client, model: str, index: int, live: list[Heard]) -> Heard:
+    body = {
+        "model": model,
+        "prompt": f"Once upon a time {index}",
+        "max_tokens": MOST_TOKENS,
+        "ignore_eos": True,
+        "stream": True,
+        "seed": index,
+        "return_token_ids": True,
+    }
+
+    def keep(heard: Heard) -> None:
+        live[index] = heard
+
+    return await client.ask(COMPLETIONS, body, keep)
+
+
+async def _until_all_stream(live: list[Heard]) -> None:
+    async with asyncio.timeout(60):
+        while not all(len(heard.events_s) > 3 for heard in live):
+            await asyncio.sleep(0.01)
+
+
+def _gaps(live: list[Heard], start_s: float, end_s: float) -> list[float]:
+    """Return the gaps that overlap a time, cut to no part of them."""
+    return [
+        after - before
+        for heard in live
+        for before, after in zip(heard.events_s, heard.events_s[1:], strict=False)
+        if after > start_s and before < end_s
+    ]
+
+
+def large_schema(server: Served) -> Finding:
+    """Watch other requests while a schema compiles that takes seconds."""
+    return asyncio.run(_large_schema(server))
+
+
+async def _large_schema(server: Served) -> Finding:
+    found = Finding("requests beside a compile")
+    async with client_of(server, 2) as client:
+        before = await _for_a_while(client, server.model, asyncio.create_task(_nap()))
+        compiling = asyncio.create_task(client.ask(CHAT, _constrained(server.model, large())))
+        during = await _for_a_while(client, server.model, compiling)
+        compiled = await compiling
+    usual, beside = (
+        [item.seconds for item in heard if item.problem is None] for heard in (before, during)
+    )
+    found.figures = {
+        "compile_s": compiled.seconds,
+        "replies_beside": len(beside),
+        "usual_p50_ms": 1000 * median(usual or [0.0]),
+        "usual_max_ms": 1000 * max(usual, default=0.0),
+        "beside_p50_ms": 1000 * median(beside or [0.0]),
+        "beside_max_ms": 1000 * max(beside, default=0.0),
+    }
+    if compiled.problem is not None:
+        found.failures.append(f"the schema: {compiled.problem}")
+    if len(beside) < len(during) or len(beside) < 3 or median(beside) > compiled.seconds / 4:
+        found.failures.append("other requests wait for the compile")
+    return found
+
+
+async def _nap() -> None:
+    await asyncio.sleep(USUAL_S)
+
+
+async def _for_a_while(client: Client, model: str, until: asyncio.Task[Any]) -> list[Heard]:
+    """Ask for short replies, one after the other, until something is done."""
+    heard = []
+    messages = [{"role": "user", "content": "hi"}]
+    body = {"model": model, "messages": messages, "max_tokens": 1, "temperature": 0}
+    while not until.done():
+        heard.append(await client.ask(CHAT, body))
+    return heard
+
+
+def large() -> dict[str, Any]:
+    """Return a schema that takes long to compile: many patterns with counted repetitions."""
+    properties = {
+        f"p{index}": {"type": "string", "pattern": f"^[a-z]{{1,{90 + 2 * index}}}(x|y{index})*$"}
+        for index in range(PATTERNS)
+    }
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def over_limits() -> dict[str, dict[str, Any]]:
+    """Return schemas that are over the limits of what is compiled, by what is too much."""
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(60):
+        deep = {"type": "object", "properties": {"a": deep}}
+    many = {f"p{index}": {"type": "string"} for index in range(2500)}
+    nodes = {f"p{index}": {"anyOf": [{"const": n} for n in range(40)]} for index in range(600)}
+    return {
+        "depth": deep,
+        "properties": {"type": "object", "properties": many},
+        "subschemas": {"type": "object", "properties": nodes},
+        "values": {"enum": [f"v{index}" for index in range(25_000)]},
+        "pattern": {"type": "string", "pattern": "a" * 5000},
+        "bytes": {"type": "string", "description": "x" * 600_000},
+    }
+
+
+def refusals(server: Served, patience: float) -> Finding:
+    """Time the refusal of schemas that are over the limits; none may take long."""
+    return asyncio.run(_refusals(server, patience))
+
+
+async def _refusals(server: Served, patience: float) -> Finding:
+    found = Finding("schemas over the limits")
+    async with client_of(server, 1) as client:
+        for name, schema in over_limits().items():
+            body = _constrained(server.model, schema)
+            heard = [await client.ask(CHAT, body) for _ in range(TRIES)]
+            seconds = median(item.seconds for item in heard)
+            found.figures[f"{name}_ms"] = 1000 * seconds
+            statuses = {item.status for item in heard}
+            if statuses != {400}:
+                found.failures.append(f"{name}: statuses {statuses}, not 400")
+            elif seconds > REFUSED_WITHIN_S * patience:
+                found.failures.append(f"{name}: refused after {seconds:.3f} s")
+    return found
+
+
+def _constrained(model: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 1,
+        "temperature": 0,
+        "guided_json": schema,
+    }
