@@ -27,7 +27,11 @@ COUNTED: dict[str, tuple[str, dict[str, Any]]] = {
     "an end token": ("Say: ok", {"max_tokens": 64, "min_tokens": 9, "logit_bias": {"258": 100}}),
     "a document": (
         "Choose.",
-        {"max_tokens": 64, "response_format": schema_format({"enum": ["a"]})},
+        {
+            "max_tokens": 64,
+            "response_format": schema_format({"enum": ["a"]}),
+            "chat_template_kwargs": {"enable_thinking": False},
+        },
     ),
     "a stop text": (
         "smile 😀",
@@ -64,8 +68,7 @@ def test_every_lane_and_mode_counts_the_same_tokens(tiny: Live, name: str) -> No
         for fm in LANES.values()
         for stream in MODES.values()
     ]
-    options = {"enable_thinking": False} if "response_format" in fields else {}
-    options |= fields.get("chat_template_kwargs", {})
+    options = fields.get("chat_template_kwargs", {})
     for reply in replies:
         usage = reply.usage
         first = reply.document if isinstance(reply.document, dict) else reply.document[0]
@@ -152,6 +155,7 @@ def test_a_budget_below_the_shortest_document_is_length(tiny: Live, lane: str, m
         fm=LANES[lane],
         max_tokens=5,
         response_format=schema_format({"type": "array", "minItems": 4, "items": {"const": 1}}),
+        chat_template_kwargs={"enable_thinking": False},
     )
     assert (reply.said.text, reply.said.reasons) == ("[1,1,", ["length"])
 
