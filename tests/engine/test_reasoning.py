@@ -7,6 +7,7 @@ the oracle, which searches for the tag in all that was emitted.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -16,19 +17,15 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from engine.config import EngineConfig
-from engine.errors import RequestError, RowError
+from engine.errors import RequestError
 from engine.grammar.behind import BehindReasoning
-from engine.grammar.compile import GrammarCompiler
-from engine.grammar.mask import words
 from engine.loop import Engine
 from engine.models import random_model
 from engine.models.load import LoadedModel, load_model
 from engine.oracle import Oracle
-from engine.reasoning import Place, ReasoningTags, ReplyText, Stage
+from engine.reasoning import Place, ReasoningTags, Stage
 from engine.request import (
     Completion,
     Constraint,
@@ -248,46 +245,6 @@ def test_stop_strings_are_looked_for_in_the_text_alone() -> None:
     assert done.text == free.text[: free.text.index(again)]
 
 
-def test_a_stop_string_never_spans_the_tag() -> None:
-    """Neither what it begins with in the reasoning nor what it goes on with is held back."""
-    text = ReplyText(
-        lambda token: bytes([token]), ("ab",), ReasoningTags((1,), (2,)), Reasoning.OPEN
-    )
-    said = [text.push(token) for token in (*b"xa", 2, *b"by")]
-    assert [item.reasoning for item in said] == ["x", "a", "", "", ""]
-    assert [item.text for item in said] == ["", "", "", "b", "y"]
-
-
-def test_an_unfinished_character_before_the_tag_belongs_to_the_reasoning() -> None:
-    text = ReplyText(lambda token: bytes([token]), (), ReasoningTags((1,), (2,)), Reasoning.OPEN)
-    said = [text.push(token) for token in (0xE6, 0x97, 2, 0xA5)]
-    assert [item.reasoning for item in said] == ["", "", "\ufffd", ""]
-    assert (said[3].text, text.finish().text) == ("\ufffd", "")
-
-
-def test_characters_that_spell_the_tag_are_no_tag() -> None:
-    spelled = list(b"no</think>yes")
-    assert CLOSING not in tiny_model().tokenizer.encode("no</think>yes")
-    text = ReplyText(
-        tiny_model().tokenizer.token_bytes, (), tiny_model().tokenizer.tags, Reasoning.OPEN
-    )
-    said = [text.push(token) for token in (*spelled, CLOSING, *spelled)]
-    assert "".join(item.reasoning for item in said) == "no</think>yes"
-    assert "".join(item.text for item in said) == "no</think>yes"
-
-
-def test_a_run_of_blanks_ends_no_reasoning() -> None:
-    grammar = GrammarCompiler.of(tiny_model()).compile(JSON)
-    tags = tiny_model().tokenizer.tags
-    state = grammar.start_behind(tags, Reasoning.OPEN, [32] * 3000 + [48] * 3000 + [CLOSING])
-    assert state.legal_prefix(list(b'{"a"')) == 4
-    free = GrammarCompiler.of(tiny_model()).compile(
-        Constraint(kind=ConstraintKind.REGEX, value=r"[ 0-9]*x")
-    )
-    with pytest.raises(RowError, match="no progress"):
-        free.start_behind(tags, Reasoning.OPEN, [32] * 3000 + [CLOSING] + [32] * 3000)
-
-
 @pytest.mark.parametrize("reasoning", [Reasoning.OPEN, Reasoning.OPTIONAL])
 def test_a_row_that_starts_over_goes_on_where_it_was(reasoning: Reasoning) -> None:
     request = replace(requests(0.0, JSON)[0], reasoning=reasoning)
@@ -309,14 +266,14 @@ def test_a_row_that_starts_over_goes_on_where_it_was(reasoning: Reasoning) -> No
 def test_a_model_without_tags_takes_no_reasoning() -> None:
     request = Request(prompt_ids=(65,), reasoning=Reasoning.OPEN)
     with pytest.raises(RequestError, match="no tags"):
-        Engine(tagless(), EngineConfig()).submit(request)
+        Engine(own_model("<a>", "</a>"), EngineConfig()).submit(request)
 
 
-def tagless() -> LoadedModel:
-    """The tiny model with a tokenizer that knows no tags."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(random_model, "THINKING", ("<a>", "</a>"))
-        return own_model()
+def own_model(*added: str) -> LoadedModel:
+    """A random model of its own, with these added tokens."""
+    with tempfile.TemporaryDirectory() as folder:
+        random_model.write_random_model(3, Path(folder), "float32", added=added)
+        return load_model(folder)
 
 
 # -- builds that begin at the wrong token ----------------------------------------------------------
@@ -362,99 +319,9 @@ def test_a_build_that_begins_one_token_late_or_early_is_caught(
             check(request, done, truths[request.request_id])
 
 
-# -- the split, by itself --------------------------------------------------------------------------
-
-IDS = st.lists(st.integers(0, 4), max_size=14)
-TAGS = st.lists(st.integers(0, 4), min_size=1, max_size=3).map(tuple)
-
-
-def split_by_search(
-    ids: list[int], tags: ReasoningTags, reasoning: Reasoning
-) -> tuple[list[int], list[int]]:
-    """Reasoning and text of a whole reply: the rule, by searching."""
-    first = 0
-    if reasoning is Reasoning.OPTIONAL:
-        first = len(tags.opening)
-        if tuple(ids[:first]) != tags.opening:
-            return [], ids
-    if reasoning is Reasoning.NONE:
-        return [], ids
-    size = len(tags.closing)
-    for end in range(first + size, len(ids) + 1):
-        if tuple(ids[end - size : end]) == tags.closing:
-            return ids[first : end - size], ids[end:]
-    return ids[first:], []
-
-
-@given(IDS, TAGS, TAGS, st.sampled_from(list(Reasoning)))
-def test_pieces_are_what_a_search_of_the_whole_reply_finds(
-    ids: list[int], opening: tuple[int, ...], closing: tuple[int, ...], reasoning: Reasoning
-) -> None:
-    tags = ReasoningTags(opening, closing)
-    text = ReplyText(lambda token: b"abcde"[token : token + 1], (), tags, reasoning)
-    said = [text.push(token) for token in ids] + [text.finish()]
-    inner, outer = split_by_search(ids, tags, reasoning)
-    assert "".join(item.reasoning for item in said) == "".join("abcde"[token] for token in inner)
-    assert "".join(item.text for item in said) == "".join("abcde"[token] for token in outer)
-    has_block = reasoning is Reasoning.OPEN or ids[: len(opening)] == list(opening)
-    if reasoning is not Reasoning.NONE and has_block:
-        assert text.reasoning_tokens == len(ids) - len(outer)
-    else:
-        assert text.reasoning_tokens == 0
-
-
-@cache
-def choice_grammar() -> Any:
-    value = ("ab", "abba", "b")
-    return GrammarCompiler.of(tiny_model()).compile(
-        Constraint(kind=ConstraintKind.CHOICE, value=value)
-    )
-
-
-STATE_TAGS = ReasoningTags((OPENING, 97), (CLOSING, 98))
-STATE_IDS = st.lists(st.sampled_from([97, 98, 99, OPENING, CLOSING, 258, 10**6]), max_size=7)
-
-
-def masks_of(state: BehindReasoning, draft: Sequence[int]) -> np.ndarray:
-    rows = np.zeros((len(draft) + 1, words(tiny_model().vocab_size)), dtype=np.int32)
-    assert state.fill(draft, rows) is None
-    return rows
-
-
-@given(STATE_IDS, STATE_IDS, st.sampled_from(list(Reasoning)))
-def test_the_masks_of_a_draft_are_those_of_rows_that_have_emitted_it(
-    emitted: list[int], draft: list[int], reasoning: Reasoning
-) -> None:
-    start = choice_grammar().start_behind
-    emitted = emitted[: start(STATE_TAGS, reasoning).legal_prefix(emitted)]
-    state = start(STATE_TAGS, reasoning, emitted)
-    num_legal = state.legal_prefix(draft)
-    rows = masks_of(state, draft[:num_legal])
-    assert state.legal_prefix(draft) == num_legal, "looking at a draft has moved the row"
-    for taken in range(num_legal + 1):
-        rebuilt = start(STATE_TAGS, reasoning, [*emitted, *draft[:taken]])
-        assert (rows[taken] == masks_of(rebuilt, ())).all()
-        legal = np.unpackbits(rows[taken].view(np.uint8), bitorder="little").astype(bool)
-        for token in (97, 98, 99, OPENING, CLOSING):
-            assert legal[token] == (rebuilt.legal_prefix([token]) == 1)
-        assert legal[258] == legal[256] == rebuilt.is_accepting
-        assert not legal[tiny_model().vocab_size :].any()
-        if rebuilt.is_finished:
-            assert not legal[:256].any()
-
-
 # -- tags of several tokens ------------------------------------------------------------------------
 
 PARTS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|open|>", "<|close|>", "<|sep|>")
-
-
-def own_model() -> LoadedModel:
-    """A random model of its own, written as the module says now."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        random_model.write_random_model(3, Path(folder), "float32")
-        return load_model(folder)
 
 
 @pytest.fixture(scope="module")
@@ -462,8 +329,7 @@ def xtml() -> LoadedModel:
     """A model whose tags are special tokens around a word, and that writes one from "~"."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(random_model, "SPECIAL", (*PARTS, "<|end_of_msg|>"))
-        patch.setattr(random_model, "THINKING", ("<|a|>", "<|b|>"))
-        model = own_model()
+        model = own_model("<|a|>", "<|b|>")
     ids = model.tokenizer.vocabulary
     closing = model.tokenizer.think_end_ids
     assert closing == (ids["<|close|>"], *b"think", ids["<|sep|>"])

@@ -68,8 +68,7 @@ def model_of(kind: str) -> LoadedModel:
         added = (*added, BEGIN, END)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setattr(random_model, "SPECIAL", special)
-        patch.setattr(random_model, "THINKING", added)
-        random_model.write_random_model(7, Path(folder), "float32")
+        random_model.write_random_model(7, Path(folder), "float32", added=added)
         return load_model(folder)
 
 
