@@ -35,7 +35,9 @@ from tests.engine.server.live import (
 )
 from tests.engine.server.schema_values import near
 
-ROUNDS = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+ROUNDS = settings(
+    derandomize=True, max_examples=80, deadline=None, suppress_health_check=list(HealthCheck)
+)
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +153,8 @@ def test_a_schema_accepts_what_its_reader_takes_and_no_more(field: Field) -> Non
         assert taken or not accepted or is_loose, "the schema accepts more"
 
     agree()
-    assert seen == {True, False} or field.standing is Standing.HARMLESS
+    assert False in seen or field.standing is Standing.HARMLESS
+    assert True in seen or is_loose
 
 
 @pytest.mark.parametrize("endpoint", Endpoint)

@@ -70,10 +70,20 @@ def settle(case: Case) -> None:
     dropped += [] if body.get("stream") else ["stream_options"]
     dropped += [] if body.get("logprobs") is True else ["top_logprobs"]
     dropped += ["ignore_eos"] if constraints else []
+    # what the model's chat template must know
+    dropped += ["tools", "tool_choice", "reasoning_effort", "reasoning", "chat_template_kwargs"]
     for name in dropped:
         body.pop(name, None)
+    talk = [item for item in body.get("messages", []) if isinstance(item, dict)]
+    if "messages" in body:
+        body["messages"] = [turn(item) for item in talk] or [turn({})]
     if "prompt" in body and not isinstance(body["prompt"], str):
         body["prompt"] = ["x", [1, 2]]
+
+
+def turn(item: dict[str, Any]) -> dict[str, Any]:
+    """A message of a person; what goes with which role is not in the document."""
+    return {"role": "user", "content": item.get("content") or "hi"}
 
 
 def answer(case: Case, session: requests.Session, *more: str) -> requests.Response:
