@@ -84,7 +84,7 @@ class HttpServer:
         path: of the chats, behind the client's URL.
         extras: further fields of a request of a cell.
         pids: its processes, where they are on this machine and known.
-        lost: why it is gone, "" while it is there.
+        lost: why it is gone, "" while it is there; asked when something failed.
         tells_ids: its extras ask for token ids, and it sends them.
         schema_check: finds out whether it enforces schemas.
         counts_end: its usage counts the end token of a reply that ended by itself.
@@ -130,7 +130,8 @@ class HttpServer:
     def _record(
         self, job: TrialJob, load: Load[ChatReply], rows: list[RequestRow], rss_bytes: int | None
     ) -> TrialRecord:
-        if reason := self.lost():
+        has_failures = any(item.error is not None for item in load.exchanges)
+        if has_failures and (reason := self.lost()):
             return TrialRecord(trial=replace(job.trial, status="failed", reason=reason))
         sums = self.telemetry.sums(job.cell.rows)
         trial = replace(
