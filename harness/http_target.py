@@ -147,7 +147,7 @@ class HttpTarget:
     folder_of: Callable[[str], Path] = pull
     model: LoadedModel | None = None
     judge_model: LoadedModel | None = None
-    wanted: dict[EngineConfig, EngineConfig] = field(default_factory=dict)
+    wanted: dict[tuple[str, EngineConfig], EngineConfig] = field(default_factory=dict)
     servers: dict[EngineConfig, FmServer] = field(default_factory=dict)
     peers: PeerCells = field(init=False)
 
@@ -157,7 +157,9 @@ class HttpTarget:
     def open(self, model: str) -> ModelRow:
         """Look at a model; the servers of another one that was open are ended first."""
         if self.model is None or self.model.name != model:
+            wanted = self.wanted  # what each model's cells ask for outlives its servers
             self.close()
+            self.wanted = wanted
             self.model = self.outline(model)
         return model_row(self.model)
 
@@ -190,7 +192,7 @@ class HttpTarget:
         for server in self.servers.values():
             server.close()
         self.servers.clear()
-        self.wanted.clear()
+        self.wanted = {}
         self.model = self.judge_model = None
 
     def _opened(self) -> LoadedModel:
@@ -204,7 +206,7 @@ class HttpTarget:
 
     def _want(self, config: EngineConfig) -> EngineConfig:
         """Return the settings of a cell's server: the most of what its cells ask for."""
-        group = _group_of(config)
+        group = (self._opened().name, _group_of(config))
         known = self.wanted.get(group, config)
         self.wanted[group] = replace(
             config,

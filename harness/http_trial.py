@@ -36,13 +36,11 @@ class Takes:
 
     Args:
         usage: tells token counts at the end of a stream.
-        schema: enforces a json_schema response_format.
         template: takes variables of the chat template.
         seed: takes a seed.
     """
 
     usage: bool = True
-    schema: bool = True
     template: bool = True
     seed: bool = True
 
@@ -86,8 +84,9 @@ class HttpServer:
         path: of the chats, behind the client's URL.
         extras: further fields of a request of a cell.
         pids: its processes, where they are on this machine and known.
-        lost: why it is gone, "" while it is there.
+        lost: why it is gone, "" while it is there; asked when something failed.
         tells_ids: its extras ask for token ids, and it sends them.
+        schema_check: finds out whether it enforces schemas.
         counts_end: its usage counts the end token of a reply that ended by itself.
     """
 
@@ -101,7 +100,15 @@ class HttpServer:
     lost: Callable[[], str] = str
     tells_ids: bool = False
     counts_end: bool = False
+    schema_check: Callable[[], bool] = lambda: True
     warm: set[tuple[str, str]] = field(default_factory=set)
+    _enforces_schema: bool | None = None
+
+    def enforces_schema(self) -> bool:
+        """Return whether it enforces a json_schema response_format; asked once, when needed."""
+        if self._enforces_schema is None:
+            self._enforces_schema = self.schema_check()
+        return self._enforces_schema
 
     def run(self, job: TrialJob, on_tokens: OnTokens) -> TrialRecord:
         """Run a trial in waves; a server that was lost in it makes it a failed one, with its rows.
@@ -123,7 +130,8 @@ class HttpServer:
     def _record(
         self, job: TrialJob, load: Load[ChatReply], rows: list[RequestRow], rss_bytes: int | None
     ) -> TrialRecord:
-        if reason := self.lost():
+        has_failures = any(item.error is not None for item in load.exchanges)
+        if has_failures and (reason := self.lost()):
             return TrialRecord(trial=replace(job.trial, status="failed", reason=reason))
         sums = self.telemetry.sums(job.cell.rows)
         trial = replace(

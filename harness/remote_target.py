@@ -103,7 +103,7 @@ class RemoteTarget:
             return f"{self.url} drafts as it was started; a request cannot ask for it"
         if cell.config != plain:
             return f"{self.url} has settings of its own; a request cannot ask for others"
-        if cell.key.has("grammar") and not self._opened().takes.schema:
+        if cell.key.has("grammar") and not self._opened().enforces_schema():
             return f"{self.url} does not enforce a json_schema response_format"
         return ""
 

@@ -13,7 +13,7 @@ from harness.cell import Cell
 from harness.chat_reply import ChatReply
 from harness.http_trial import HttpServer
 from harness.load_client import LoadClient
-from harness.probe import model_of, probe, target_key
+from harness.probe import enforces_schema, model_of, probe, target_key
 from harness.server_process import Launch, OnWait, ServerProcess, free_port
 from harness.store.rows import TrialRecord
 from harness.target import CannotRunError, OnTokens, TrialJob
@@ -52,7 +52,7 @@ class ServerPeers:
         """
         if cell.key.url:
             server = self._running(cell, "" if model is None else model.name)
-            if cell.key.has("grammar") and not server.takes.schema:
+            if cell.key.has("grammar") and not server.enforces_schema():
                 raise CannotRunError(f"{cell.key.url} does not enforce a json_schema")
         else:
             self._command(cell, model)
@@ -154,7 +154,13 @@ def remote_server(
     except BaseException:
         client.close()
         raise
-    return HttpServer(client=client, model=name, path=base + CHAT, takes=takes)
+    return HttpServer(
+        client=client,
+        model=name,
+        path=base + CHAT,
+        takes=takes,
+        schema_check=lambda: enforces_schema(client, base + CHAT, name),
+    )
 
 
 def _folder_of(model: LoadedModel | None) -> str:

@@ -26,6 +26,7 @@ ASK_TIMEOUT_S = 5.0
 STOP_TIMEOUT_S = 15.0
 """More than the child gives its server."""
 
+LOSS_S = 2.0
 LAST_WORDS_BYTES = 8192
 
 OnWait = Callable[[str], None]
@@ -94,8 +95,14 @@ class ServerProcess:
         """True while it has not ended."""
         return self._process.poll() is None
 
-    def loss(self) -> str:
-        """Return why it is gone, "" while it is there."""
+    def loss(self, wait_s: float = LOSS_S) -> str:
+        """Return why it is gone, "" while it is there.
+
+        Args:
+            wait_s: its connections break before its end can be seen; so long is that waited for.
+        """
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(wait_s)
         return "" if self.is_alive else f"{self.name} ended: {self.last_words}"
 
     @property
@@ -128,7 +135,7 @@ class ServerProcess:
         url, told = launch.url, ""
         with httpx2.Client(trust_env=False, timeout=ASK_TIMEOUT_S) as client:
             while time.monotonic() < deadline_s:
-                if reason := self.loss():
+                if reason := self.loss(POLL_S):
                     raise ServerError(reason)
                 if url is None and (found := re.search(launch.listening, self._printed())):
                     url = found[1]
@@ -136,7 +143,6 @@ class ServerProcess:
                     return url
                 if not told:
                     tell(told := f"starting {self.name}")
-                time.sleep(POLL_S)
         raise ServerError(
             f"{self.name} did not serve within {timeout_s:.0f} s; it last said: {self.last_words}"
         )

@@ -266,8 +266,22 @@ def test_cells_of_other_settings_get_a_server_of_their_own(target: HttpTarget) -
     assert ids(run(target, "spec@two-model", count=2)) == first
     assert len(target.servers) == 2
     target.check(cell_of("spec@rejection"), CHAT)
-    assert len(target.wanted) == 3
+    assert len(target.wanted) == 3, target.wanted
     target.servers.popitem()[1].close()
+
+
+def test_what_the_cells_of_a_model_ask_for_is_known_when_it_is_opened_again() -> None:
+    target = HttpTarget(lambda line: None)
+    other = str(pull("tiny-thinking"))
+    for model in ("tiny-thinking", other, "tiny-thinking"):
+        target.open(model)
+        if model == "tiny-thinking":
+            target.check(cell_of("batch4+spec"), CHAT)
+        target.check(cell_of("serial"), CHAT)
+    most = {name: config.max_rows for (name, _), config in target.wanted.items()}
+    assert most == {"tiny-thinking": 4, other: 1}
+    target.close()
+    assert not target.wanted
 
 
 def test_a_model_that_cannot_be_opened_is_told_before_anything_runs() -> None:
