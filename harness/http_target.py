@@ -26,17 +26,15 @@ from harness.opening import served_name
 from harness.peer_cells import PeerCells
 from harness.prompting import compile_schemas, model_row
 from harness.serve_flags import engine_flags
-from harness.server_process import Launch, OnWait, ServerProcess, python_command
+from harness.server_process import OnWait, ServerProcess, fm_serve
 from harness.store.rows import DivergenceRow, LawRow, ModelRow, TrialRecord
 from harness.target import OnTokens, Parting, SampledReply, TrialJob
 from harness.workload import Workload
 
 CHAT = "/v1/chat/completions"
 
-SERVE_FLAGS = ("--port", "0", "--allow-overrides", "--request-timeout", "86400", "--drain", "0")
+SERVE_FLAGS = ("--allow-overrides", "--request-timeout", "86400", "--drain", "0")
 """How long a reply may take is the client's business here."""
-
-LISTENING = r"listening on (http://\S+),"
 
 
 class ServeStats:
@@ -98,18 +96,12 @@ class FmServer:
     @classmethod
     def start(cls, model: str, config: EngineConfig, tell: OnWait) -> FmServer:
         """Start one; raises ServerError with its last words when it does not serve."""
-        name = served_name(model)
-        command = ("serve", "--model", model, *SERVE_FLAGS, *engine_flags(config))
-        launch = Launch(
-            name=f"fm serve --model {name}",
-            command=python_command("harness.cli", command),
-            listening=LISTENING,
-        )
+        launch = fm_serve(model, (*SERVE_FLAGS, *engine_flags(config)))
         process = ServerProcess(launch, tell)
         client = LoadClient(process.url, config.max_rows, reply=ChatReply)
         server = HttpServer(
             client=client,
-            model=name,
+            model=served_name(model),
             path=CHAT,
             extras=_lane_of,
             telemetry=ServeStats(client),

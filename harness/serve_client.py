@@ -6,32 +6,20 @@ For the audit of the server (harness.serve_audit): what is heard is kept whole, 
 from __future__ import annotations
 
 import json
-import os
-import re
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx2
 import psutil
 
-from engine.errors import FmError
+from harness.server_process import ServerProcess, fm_serve
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HEADERS = {"content-type": "application/json"}
-START_TIMEOUT_S = 300.0
 REPLY_TIMEOUT_S = 300.0
-READY = re.compile(r"fm: serving \S+ on (http://\S+)/v1")
-
-
-class ServedError(FmError):
-    """A server did not start, or is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,31 +50,13 @@ def served(model: str, *flags: str) -> Iterator[Served]:
     """Start `fm serve` and end it, whatever happens.
 
     Raises:
-        ServedError: it ended, or did not serve in time; with the last line it wrote.
+        ServerError: it ended, or did not serve in time; with the last line it wrote.
     """
-    command = [sys.executable, "-P", "-m", "harness.cli", "serve", "--model", model, "--port", "0"]
-    root = str(Path(__file__).resolve().parents[1])
-    places = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "PYTHONPATH": places}
-    environment.pop("FM_API_KEY", None)
-    with tempfile.TemporaryFile() as output:
-        child = subprocess.Popen(
-            [*command, *flags], stdin=subprocess.DEVNULL, stderr=output, env=environment
-        )
-        try:
-            deadline_s = time.monotonic() + START_TIMEOUT_S
-            while (found := READY.search(_written(output.fileno()))) is None:
-                if child.poll() is not None or time.monotonic() > deadline_s:
-                    raise ServedError(f"no server: {_written(output.fileno())[-300:].strip()}")
-                time.sleep(0.05)
-            yield Served(found[1], model, psutil.Process(child.pid))
-        finally:
-            child.kill()
-            child.wait()
-
-
-def _written(descriptor: int) -> str:
-    return os.pread(descriptor, 65_536, 0).decode("utf-8", "replace")
+    process = ServerProcess(fm_serve(model, flags), lambda _line: None)
+    try:
+        yield Served(process.url, model, psutil.Process(process.pids[0]))
+    finally:
+        process.close()
 
 
 @dataclass(slots=True)

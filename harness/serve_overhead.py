@@ -17,9 +17,9 @@ from harness.serve_client import (
     Client,
     Finding,
     Served,
-    ServedError,
     client_of,
 )
+from harness.server_process import ServerError
 
 LEAST_RATIO = 0.97
 MOST_TTFT_S = 0.01
@@ -130,6 +130,6 @@ async def _over_http(client: Client, model: str, prompt_ids: tuple[int, ...], to
     heard = await client.ask(COMPLETIONS, body)
     ids, events_s = tuple(heard.token_ids), heard.events_s
     if heard.problem is not None or len(ids) != tokens:
-        raise ServedError(f"a reply of {len(ids)} tokens: {heard.problem}")
+        raise ServerError(f"a reply of {len(ids)} tokens: {heard.problem}")
     rate = (len(ids) - 1) / (events_s[-1] - events_s[0])
     return Timed(events_s[0] - heard.began_s, rate, ids)

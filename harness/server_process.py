@@ -19,6 +19,7 @@ import httpx2
 import psutil
 
 from engine.errors import FmError
+from harness.opening import served_name
 
 START_TIMEOUT_S = 600.0
 POLL_S = 0.05
@@ -164,9 +165,18 @@ def free_port() -> int:
         return port
 
 
-def python_command(module: str, arguments: Sequence[str]) -> tuple[str, ...]:
-    """Return how a module of ours is run; the working folder's modules are not taken for it."""
-    return (sys.executable, "-P", "-m", module, *arguments)
+def fm_serve(model: str, flags: Sequence[str]) -> Launch:
+    """Return how `fm serve` is started on a free port; the working folder's modules are not taken.
+
+    Raises:
+        FmError: no such model.
+    """
+    command = (sys.executable, "-P", "-m", "harness.cli", "serve", "--model", model, "--port", "0")
+    return Launch(
+        name=f"fm serve --model {served_name(model)}",
+        command=(*command, *flags),
+        listening=r"listening on (http://\S+),",
+    )
 
 
 def _serves(client: httpx2.Client, url: str) -> bool:
