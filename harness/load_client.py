@@ -133,6 +133,7 @@ class LoadClient(Generic[R]):
         clock: Clock = monotonic,
     ) -> None:
         self.patience = patience or Patience()
+        self._url = url
         self._clock = clock
         self._reply = reply
         self._selector = ArrivalSelector(clock)
@@ -252,10 +253,11 @@ class LoadClient(Generic[R]):
         try:
             answer = await self._http.request(method, path, timeout=timeout_s)
             if not answer.is_success:
-                raise FmError(f"{path}: {_problem(answer.status_code, answer.content)}")
+                problem = _problem(answer.status_code, answer.content)
+                raise FmError(f"{self._url}{path}: {problem}")
             return answer.json() if answer.content else None
         except (httpx2.HTTPError, ValueError) as error:
-            raise FmError(f"{path}: {_said(error)}") from None
+            raise FmError(f"{self._url}{path}: {_said(error)}") from None
 
     async def exchange(self, ask: Ask, due_s: float, on_event: OnEvent) -> Exchange[R]:
         """Send one request and read its stream to the end; what goes wrong is in the result."""
