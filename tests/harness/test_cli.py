@@ -180,10 +180,6 @@ def test_stored_requests_hold_what_the_cells_said(core: Run) -> None:
         (["run", "--prompts", "1000"], "give --prompts 1 to"),
         (["run", "--target", "htp"], "unknown target 'htp'; known: http, "),
         (["run", "--target", "http://localhost:1/v1"], "http://localhost:1/v1/models: Connect"),
-        (
-            ["run", "--models", "tiny-thinking", "--cells", "http://localhost:1/v1"],
-            "http://localhost:1/v1/models: Connect",
-        ),
         (["run", "--resume", "latest", "--cells", "serial"], "drop --cells"),
         (["run", "--resume", "latest"], "there is no database"),
         (["run", "--warp"], "No such option"),
