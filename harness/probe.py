@@ -8,15 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.chat_reply import ChatReply
-from harness.http_trial import Takes
-from harness.load_client import Ask, Exchange, LoadClient, Patience
+from harness.http_trial import LOADING, Takes
+from harness.load_client import Ask, Exchange, LoadClient
 from harness.server_process import ServerError
 
 KEY_VARIABLES = ("FM_TARGET_API_KEY", "OPENAI_API_KEY")
 """Where the key of a server may be; the first one that is set is sent, and none is ever shown."""
-
-PATIENCE = Patience(first_event_s=600.0, total_s=600.0)
-"""A server may load its weights at the first request."""
 
 MARK = "fm-4711"
 SCHEMA = {
@@ -62,7 +59,7 @@ def probe(client: LoadClient[ChatReply], path: str, model: str) -> Takes:
     Raises:
         ServerError: it does not stream the plainest of chats.
     """
-    client.patience = PATIENCE
+    client.patience = LOADING
     usual = client.waves([_ask(path, model, stream_options={"include_usage": True})], 1)
     has_usage = _went(usual.exchanges[0]) and usual.exchanges[0].reply.usage is not None
     if not _went(usual.exchanges[0]):
@@ -79,7 +76,7 @@ def probe(client: LoadClient[ChatReply], path: str, model: str) -> Takes:
 
 def enforces_schema(client: LoadClient[ChatReply], path: str, model: str) -> bool:
     """Return whether a server holds a reply to a schema that no model meets by itself."""
-    client.patience = PATIENCE
+    client.patience = LOADING
     format = {"name": "mark", "schema": SCHEMA, "strict": True}
     wanted = {"type": "json_schema", "json_schema": format}
     ask = _ask(path, model, max_tokens=MARK_TOKENS, response_format=wanted)
