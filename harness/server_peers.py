@@ -159,7 +159,7 @@ def remote_server(
         model=name,
         path=base + CHAT,
         takes=takes,
-        schema_check=lambda: enforces_schema(client, base + CHAT, name),
+        schema_check=lambda: enforces_schema(client, base + CHAT, name, takes),
     )
 
 
