@@ -190,7 +190,7 @@ CONSTRAINTS = {
 }
 """Fields that may hold the constraint of a reply; at most one may."""
 
-LATER: dict[str, tuple[frozenset[Endpoint], tuple[Any, ...], str]] = {
+REFUSED: dict[str, tuple[frozenset[Endpoint], tuple[Any, ...], str]] = {
     "functions": (CHAT, ([],), "its newer name is tools"),
     "function_call": (CHAT, ("none", "auto"), "its newer name is tool_choice"),
     "modalities": (CHAT, (["text"],), "replies are text"),
@@ -352,7 +352,7 @@ def _enforced() -> Iterable[Field]:
 def _all() -> Iterable[Field]:
     yield from _enforced()
     refused = partial(Field, standing=Standing.REFUSED)
-    for name, (where, passes, help) in LATER.items():
+    for name, (where, passes, help) in REFUSED.items():
         yield refused(name=name, where=where, asks_nothing=passes, help=help)
     for name, (passes, help) in REFUSED_RESPONSES.items():
         yield refused(name=name, where=RESPONSES, asks_nothing=passes, help=help)
