@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
+from engine.testing import tiny_model
 from tests.engine.hermes import hermes_model
 from tests.engine.server.calling import END, PAINT, TWO_CALLS, UNTHINK, WEATHER, check_call
 from tests.engine.server.live import MODEL, Live, engine_of, lanes_of, serving
@@ -21,6 +22,14 @@ FLAT = [{"type": "function", **item} for item in FUNCTIONS]
 NESTED = [{"type": "function", "function": item} for item in FUNCTIONS]
 THINK = "259"
 """The token that opens reasoning."""
+
+
+@pytest.fixture(scope="module", params=[tiny_model, hermes_model])
+def drafting(request: pytest.FixtureRequest) -> Iterator[Live]:
+    """Several tokens come at once; that drafts change nothing is tested elsewhere."""
+    with serving(lambda: lanes_of(request.param())) as live:
+        yield live
+        live.wait_until_idle()
 
 
 @pytest.fixture(scope="module")
@@ -69,17 +78,17 @@ CHOICES: dict[str, tuple[Any, Any]] = {
     "sampling", [{"temperature": 1.2, "seed": 3}, TWO_CALLS], ids=["warm", "two"]
 )
 def test_a_response_calls_what_a_chat_calls(
-    either: Live, name: str, is_stream: bool, sampling: dict[str, Any]
+    drafting: Live, name: str, is_stream: bool, sampling: dict[str, Any]
 ) -> None:
     flat, nested = CHOICES[name]
     fields = asked(**sampling)
-    known = engine_of(either).model.vocab_size
+    known = engine_of(drafting).model.vocab_size
     fields["logit_bias"] = {
         token: bias for token, bias in fields["logit_bias"].items() if int(token) < known
     }
-    chat = either.chat(max_tokens=120, tools=NESTED, tool_choice=nested, **fields).json()
+    chat = drafting.chat(max_tokens=120, tools=NESTED, tool_choice=nested, **fields).json()
     reply = reply_of(
-        either, is_stream, max_output_tokens=120, tools=FLAT, tool_choice=flat, **fields
+        drafting, is_stream, max_output_tokens=120, tools=FLAT, tool_choice=flat, **fields
     )
     (choice,) = chat["choices"]
     assert reply["token_ids"] == choice["token_ids"]
@@ -176,12 +185,12 @@ INPUTS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
 @pytest.mark.parametrize("name", INPUTS)
 @pytest.mark.parametrize("tools", [(FLAT, NESTED), ([], [])], ids=["tools", "no tools"])
 def test_calls_and_outputs_are_the_turns_of_a_chat(
-    either: Live, name: str, tools: tuple[Any, Any]
+    drafting: Live, name: str, tools: tuple[Any, Any]
 ) -> None:
     content, messages = INPUTS[name]
     flat, nested = tools
-    reply = either.respond(content, tools=flat, return_token_ids=True).json()
-    chat = either.chat(messages=messages, tools=nested, return_token_ids=True).json()
+    reply = drafting.respond(content, tools=flat, return_token_ids=True).json()
+    chat = drafting.chat(messages=messages, tools=nested, return_token_ids=True).json()
     assert reply["prompt_token_ids"] == chat["prompt_token_ids"]
 
 
