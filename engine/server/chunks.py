@@ -12,8 +12,9 @@ from engine.server.calls import CallDelta, CallSyntax, gathered
 from engine.server.forms import Letterhead, Piece
 from engine.server.problem import HttpError
 from engine.server.protocol import Call
+from engine.server.readers import Json
 from engine.server.sse import DONE, event
-from engine.server.token_texts import Json, TokenTexts, finite
+from engine.server.token_texts import TokenTexts, finite
 from engine.server.usage import usage_of
 
 
