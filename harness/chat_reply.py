@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from engine.errors import FmError
+
+T = TypeVar("T")
 
 REASONING = ("reasoning_content", "reasoning")
 
@@ -57,14 +59,15 @@ class ChatReply:
         return sum(self._take(choice, now_s) for choice in choices if not choice.get("index"))
 
     def _take(self, choice: Mapping[str, Any], now_s: float) -> int:
-        delta = choice.get("delta") or {}
-        said = delta.get("content") or choice.get("text") or ""
-        thought = next((delta[name] for name in REASONING if delta.get(name)), "")
+        delta = _of_kind(dict, choice.get("delta") or {})
+        said = _of_kind(str, delta.get("content") or choice.get("text") or "")
+        thought = _of_kind(str, next((delta[name] for name in REASONING if delta.get(name)), ""))
         ids = choice.get("token_ids")
         self.text += said
         self.reasoning += thought
         if ids is not None:
-            self.token_ids = [*(self.token_ids or []), *ids]
+            self.token_ids = self.token_ids or []
+            self.token_ids += _of_kind(list, ids)
         if choice.get("finish_reason") is not None:
             self.finish_reason = str(choice["finish_reason"])
         if not (said or thought or ids or delta.get("tool_calls")):
@@ -76,3 +79,10 @@ class ChatReply:
         if said and self.first_text_s is None:
             self.first_text_s = now_s
         return len(ids) if ids is not None else 1
+
+
+def _of_kind(kind: type[T], value: Any) -> T:
+    """Return a part of a chunk; raises StreamError when it is of another type."""
+    if not isinstance(value, kind):
+        raise StreamError(f"a chunk holds {value!r:.60}, which is no {kind.__name__.lower()}")
+    return value

@@ -132,9 +132,9 @@ def run(
     quiet: bool,
 ) -> int:
     """Run cells on workloads, store what was seen, judge it and write the report."""
-    chosen = choices_of(context)
     if resume is not None:
         _refuse_choices(context)
+    chosen = choices_of(context)
     from engine.backend import require_backend
     from harness.session import Places, Session, matrix_of, stored_target
 

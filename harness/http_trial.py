@@ -20,12 +20,11 @@ from harness.prompting import (
 from harness.record import Served, accept_rows, filled_trial, reply_rows
 from harness.server_process import ServerError
 from harness.store.rows import Phase, RequestRow, TrialRecord
-from harness.target import OnTokens, TrialJob, ignore_tokens
+from harness.target import OnTokens, TrialJob, ignore_tokens, timeout_s
 from harness.workload import Prompt
 
-SECONDS_PER_TOKEN = 5.0
-MIN_TIMEOUT_S = 120.0
-"""As for the peers in children: a trial may take this long for each token of its budget."""
+LOADING = Patience(first_event_s=600.0, total_s=600.0)
+"""A server may load its weights at the first request."""
 
 ENDINGS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
@@ -149,7 +148,7 @@ class HttpServer:
             return []
         prompts = warm_up_prompts(job)
         asks = self._asks(job, prompts, WARM_UP_TOKENS)
-        self.client.patience = Patience(total_s=START_S, first_event_s=START_S)
+        self.client.patience = LOADING
         load = self.client.waves(asks, job.cell.rows, ignore_tokens)
         broken = next((item.error for item in load.exchanges if item.error is not None), None)
         if broken is not None:
@@ -226,10 +225,6 @@ class HttpServer:
         return replace(told, token_ids=None, completion_tokens=chunks, count_source="estimated")
 
 
-START_S = 600.0
-"""A warm-up may have to wait for weights that are loaded at the first request."""
-
-
 class _Unwatched:
     """In place of a sampler of memory, for processes that are not here."""
 
@@ -244,8 +239,8 @@ class _Unwatched:
 
 def _patience(job: TrialJob) -> Patience:
     """Return how long one reply may take: in a lane that routes, it waits for its whole wave."""
-    total_s = max(MIN_TIMEOUT_S, SECONDS_PER_TOKEN * job.max_tokens * job.cell.rows)
-    return Patience(first_event_s=total_s, event_s=MIN_TIMEOUT_S, total_s=total_s)
+    total_s = timeout_s(job.max_tokens * job.cell.rows)
+    return Patience(first_event_s=total_s, event_s=timeout_s(0), total_s=total_s)
 
 
 def _client(load: Load[ChatReply]) -> dict[str, Any]:

@@ -84,10 +84,12 @@ class Matrix:
     @property
     def digest(self) -> str:
         """Hex sha256 of all that decides which trials run, in which order, and how."""
-        amounts = self.choices.amounts()
+        amounts, target = self.choices.amounts(), self.choices.target
+        # Named where it says something only, so that older runs can still be gone on with.
+        named = {} if target == Choices().target else {"target": target}
         return content_hash(
             {
-                "target": self.choices.target,
+                **named,
                 "amounts": asdict(amounts),
                 "seed": self.choices.seed,
                 "temperature": self.choices.temperature,

@@ -22,15 +22,10 @@ from harness.clock import StepTally, TokenTimes, monotonic
 from harness.prompting import WARM_UP_TOKENS, prompt_ids, warm_up_prompts
 from harness.record import filled_trial, graded, request_row
 from harness.store.rows import RequestRow, TrialRecord
-from harness.target import OnTokens, TrialJob
+from harness.target import OnTokens, TrialJob, timeout_s
 from harness.workload import Prompt
 
 LOAD_TIMEOUT_S = 600.0
-SECONDS_PER_TOKEN = 5.0
-"""A trial may take this long for each token of its budget before the child counts as stuck:
-twenty times what a 135M model needs on a busy core."""
-
-MIN_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 5.0
 
 
@@ -210,13 +205,13 @@ class Peers:
         process = self._started(work.model)
         cell, key = job.cell, (job.cell.name, job.workload.name)
         if key not in self.warm:
-            process.ask(_command(cell, work.warm_up, WARM_UP_TOKENS), MIN_TIMEOUT_S)
+            process.ask(_command(cell, work.warm_up, WARM_UP_TOKENS), timeout_s(0))
             self.warm.add(key)
-        budget_s = SECONDS_PER_TOKEN * job.max_tokens * len(job.prompts)
+        limit_s = timeout_s(job.max_tokens * len(job.prompts))
         command = _command(cell, work.prompts, job.max_tokens)
         started_s = monotonic()
         try:
-            answer = process.ask(command, max(MIN_TIMEOUT_S, budget_s))
+            answer = process.ask(command, limit_s)
         except PeerError:
             self.processes.pop(work.model).close()
             raise

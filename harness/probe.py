@@ -8,15 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.chat_reply import ChatReply
-from harness.http_trial import Takes
-from harness.load_client import Ask, Exchange, LoadClient, Patience
+from harness.http_trial import LOADING, Takes
+from harness.load_client import Ask, Exchange, LoadClient
+from harness.prompting import UNREASONED
 from harness.server_process import ServerError
 
 KEY_VARIABLES = ("FM_TARGET_API_KEY", "OPENAI_API_KEY")
 """Where the key of a server may be; the first one that is set is sent, and none is ever shown."""
-
-PATIENCE = Patience(first_event_s=600.0, total_s=600.0)
-"""A server may load its weights at the first request."""
 
 MARK = "fm-4711"
 SCHEMA = {
@@ -62,7 +60,7 @@ def probe(client: LoadClient[ChatReply], path: str, model: str) -> Takes:
     Raises:
         ServerError: it does not stream the plainest of chats.
     """
-    client.patience = PATIENCE
+    client.patience = LOADING
     usual = client.waves([_ask(path, model, stream_options={"include_usage": True})], 1)
     has_usage = _went(usual.exchanges[0]) and usual.exchanges[0].reply.usage is not None
     if not _went(usual.exchanges[0]):
@@ -71,18 +69,23 @@ def probe(client: LoadClient[ChatReply], path: str, model: str) -> Takes:
             raise ServerError(f"the server streams no chat of {model!r}: {plain.error}")
     asks = [
         _ask(path, model, seed=1),
-        _ask(path, model, chat_template_kwargs={"enable_thinking": False}),
+        _ask(path, model, chat_template_kwargs=UNREASONED),
     ]
     seeded, templated = client.waves(asks, 1).exchanges
     return Takes(usage=has_usage, template=_went(templated), seed=_went(seeded))
 
 
-def enforces_schema(client: LoadClient[ChatReply], path: str, model: str) -> bool:
-    """Return whether a server holds a reply to a schema that no model meets by itself."""
-    client.patience = PATIENCE
+def enforces_schema(client: LoadClient[ChatReply], path: str, model: str, takes: Takes) -> bool:
+    """Return whether a server holds a reply to a schema that no model meets by itself.
+
+    It is asked as constrained trials ask: without reasoning where that can be said, since a model
+    that thinks first would take all the tokens there are.
+    """
+    client.patience = LOADING
     format = {"name": "mark", "schema": SCHEMA, "strict": True}
     wanted = {"type": "json_schema", "json_schema": format}
-    ask = _ask(path, model, max_tokens=MARK_TOKENS, response_format=wanted)
+    unreasoned = {"chat_template_kwargs": UNREASONED} if takes.template else {}
+    ask = _ask(path, model, max_tokens=MARK_TOKENS, response_format=wanted, **unreasoned)
     (held,) = client.waves([ask], 1).exchanges
     return _went(held) and _is_mark(held.reply.text)
 

@@ -18,6 +18,10 @@ WARM_UP_TOKENS = 8
 """Enough for every shape of a decode step to have been seen once."""
 
 
+UNREASONED = {"enable_thinking": False}
+"""Variables of chat templates that let a reply begin at once."""
+
+
 def warm_up_prompts(job: TrialJob) -> tuple[Prompt, ...]:
     """Return one wave of prompts that are never measured."""
     prompts = job.workload.warmup
@@ -26,7 +30,7 @@ def warm_up_prompts(job: TrialJob) -> tuple[Prompt, ...]:
 
 def template_options(workload: Workload) -> dict[str, Any]:
     """Return variables of the chat template; a schema wants its document at once, unreasoned."""
-    return {"enable_thinking": False} if workload.is_constrained else {}
+    return dict(UNREASONED) if workload.is_constrained else {}
 
 
 def constraint_of(cell: Cell, prompt: Prompt) -> Constraint | None:

@@ -60,7 +60,7 @@ class RemoteTarget:
         """Ask the server what it takes with this model."""
         if self.server is None or self.server.model != model:
             self.close()
-            self.server = remote_server(_client(self.url), "", "", model)
+            self.server = remote_server(_client(self.url), model=model)
         return ModelRow(name=model, source=self.url)
 
     def check(self, cell: Cell, workload: Workload) -> None:

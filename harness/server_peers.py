@@ -80,7 +80,7 @@ class ServerPeers:
         if key not in self.servers:
             base = cell.key.url.rstrip("/")
             client = LoadClient(base, cell.rows, reply=ChatReply, key=target_key())
-            self.servers[key] = remote_server(client, "", wanted)
+            self.servers[key] = remote_server(client, wanted=wanted)
         return self.servers[key]
 
     def _started(self, cell: Cell, command: Words) -> HttpServer:
@@ -95,7 +95,7 @@ class ServerPeers:
         if key not in self.servers:
             assert cell.server is not None
             client = LoadClient(process.url, cell.rows, reply=ChatReply)
-            server = remote_server(client, V1, "", cell.server.model)
+            server = remote_server(client, V1, model=cell.server.model)
             server.pids, server.lost = (lambda: process.pids), process.loss
             server.counts_end = cell.server.counts_end
             self.servers[key] = server
@@ -136,7 +136,7 @@ class ServerPeers:
 
 
 def remote_server(
-    client: LoadClient[ChatReply], base: str, wanted: str, model: str = ""
+    client: LoadClient[ChatReply], base: str = "", *, wanted: str = "", model: str = ""
 ) -> HttpServer:
     """Return a server of others as trials are run against it, once it was asked what it takes.
 
@@ -159,7 +159,7 @@ def remote_server(
         model=name,
         path=base + CHAT,
         takes=takes,
-        schema_check=lambda: enforces_schema(client, base + CHAT, name),
+        schema_check=lambda: enforces_schema(client, base + CHAT, name, takes),
     )
 
 

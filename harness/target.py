@@ -24,6 +24,17 @@ OnTokens = Callable[[int], None]
 """Called between steps with the number of tokens that were emitted."""
 
 
+SECONDS_PER_TOKEN = 5.0
+"""Twenty times what a 135M model needs on a busy core."""
+
+MIN_TIMEOUT_S = 120.0
+
+
+def timeout_s(tokens: int) -> float:
+    """Return the seconds after which a process that is to emit so many tokens is given up."""
+    return max(MIN_TIMEOUT_S, SECONDS_PER_TOKEN * tokens)
+
+
 def ignore_tokens(_count: int) -> None:
     """Show no progress, of a warm-up for example."""
 

@@ -12,8 +12,9 @@ from engine.server.calls import CallDelta, CallSyntax, gathered
 from engine.server.forms import Letterhead, Piece
 from engine.server.problem import HttpError
 from engine.server.protocol import Call
+from engine.server.readers import Json
 from engine.server.sse import DONE, event
-from engine.server.token_texts import Json, TokenTexts, finite
+from engine.server.token_texts import TokenTexts, finite
 from engine.server.usage import usage_of
 
 
@@ -213,12 +214,12 @@ def _joined(pieces: Sequence[Piece], call: Call) -> Piece:
     ids = chain.from_iterable(piece.token_ids or () for piece in pieces)
     return Piece(
         pieces[-1].index,
-        "".join(piece.text for piece in pieces),
-        None if call.top_logprobs is None else list(entries),
-        list(ids) if call.return_token_ids else None,
-        pieces[-1].finish_reason,
-        "".join(piece.reasoning for piece in pieces),
-        list(chain.from_iterable(piece.calls for piece in pieces)),
+        text="".join(piece.text for piece in pieces),
+        entries=None if call.top_logprobs is None else list(entries),
+        token_ids=list(ids) if call.return_token_ids else None,
+        finish_reason=pieces[-1].finish_reason,
+        reasoning="".join(piece.reasoning for piece in pieces),
+        calls=list(chain.from_iterable(piece.calls for piece in pieces)),
     )
 
 

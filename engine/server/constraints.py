@@ -25,8 +25,10 @@ from engine.server.readers import (
     shown,
     text,
 )
+from engine.server.tools import MAX_DESCRIPTION
 
-MAX_DESCRIPTION = 65_536
+MAX_REGEX = 65_536
+MAX_GRAMMAR = 1_000_000
 
 
 @reads({"type": ["object", "boolean"]})
@@ -103,9 +105,9 @@ NAMED_SCHEMA = record(
 
 SPELLINGS: Mapping[str, Reader] = {
     "json": _schema_or_text,
-    "regex": text(MAX_DESCRIPTION),
+    "regex": text(MAX_REGEX),
     "choice": _choices,
-    "grammar": text(1_000_000),
+    "grammar": text(MAX_GRAMMAR),
     "structural_tag": _tag,
 }
 

@@ -26,6 +26,7 @@ from engine.server.readers import (
     boolean,
     items,
     listed,
+    mapping,
     number,
     off,
     reads,
@@ -83,14 +84,13 @@ BIAS = number(-MAX_BIAS, MAX_BIAS)
     }
 )
 def _biases(value: Any) -> dict[int, float]:
-    if not isinstance(value, dict):
-        raise FieldError(f"must be an object, not {shown(value)}")
-    if len(value) > MAX_BIASES:
-        raise FieldError(f"must have at most {MAX_BIASES} members, not {len(value)}")
-    for key in value:
+    given = mapping(value)
+    if len(given) > MAX_BIASES:
+        raise FieldError(f"must have at most {MAX_BIASES} members, not {len(given)}")
+    for key in given:
         if not (key.isascii() and key.isdecimal() and len(key) < 20):
             raise FieldError("is no token id", f"[{key[:40]!r}]")
-    return {int(key): below(f"[{key!r}]", BIAS, item) for key, item in value.items()}
+    return {int(key): below(f"[{key!r}]", BIAS, item) for key, item in given.items()}
 
 
 @reads({"type": "array", "minItems": 1, "maxItems": MAX_PROMPT_IDS, "items": TOKEN_ID})
@@ -141,18 +141,17 @@ def _include_usage(value: Any) -> bool:
 )
 def _options(value: Any) -> dict[str, Any]:
     """Take template variables: single values, since a template may print them."""
-    if not isinstance(value, dict):
-        raise FieldError(f"must be an object, not {shown(value)}")
-    if len(value) > MAX_OPTIONS:
-        raise FieldError(f"must have at most {MAX_OPTIONS} members, not {len(value)}")
-    for key, item in value.items():
+    given = mapping(value)
+    if len(given) > MAX_OPTIONS:
+        raise FieldError(f"must have at most {MAX_OPTIONS} members, not {len(given)}")
+    for key, item in given.items():
         if not (key.isascii() and key.isidentifier()) or len(key) > 64:
             raise FieldError("is no name of a template variable", f".{key[:60]}")
         if isinstance(item, dict | list):
             raise FieldError(f"must be a single value, not {shown(item)}", f".{key}")
         if isinstance(item, str):
             below(f".{key}", text(MAX_OPTION), item)
-    return value
+    return given
 
 
 SAMPLED = {
@@ -191,7 +190,7 @@ CONSTRAINTS = {
 }
 """Fields that may hold the constraint of a reply; at most one may."""
 
-LATER: dict[str, tuple[frozenset[Endpoint], tuple[Any, ...], str]] = {
+REFUSED: dict[str, tuple[frozenset[Endpoint], tuple[Any, ...], str]] = {
     "functions": (CHAT, ([],), "its newer name is tools"),
     "function_call": (CHAT, ("none", "auto"), "its newer name is tool_choice"),
     "modalities": (CHAT, (["text"],), "replies are text"),
@@ -353,7 +352,7 @@ def _enforced() -> Iterable[Field]:
 def _all() -> Iterable[Field]:
     yield from _enforced()
     refused = partial(Field, standing=Standing.REFUSED)
-    for name, (where, passes, help) in LATER.items():
+    for name, (where, passes, help) in REFUSED.items():
         yield refused(name=name, where=where, asks_nothing=passes, help=help)
     for name, (passes, help) in REFUSED_RESPONSES.items():
         yield refused(name=name, where=RESPONSES, asks_nothing=passes, help=help)

@@ -10,7 +10,8 @@ from engine.request import Completion, TokenLogprobs
 from engine.server.calls import CallDelta
 from engine.server.problem import HttpError
 from engine.server.protocol import Call
-from engine.server.token_texts import Json, TokenTexts
+from engine.server.readers import Json
+from engine.server.token_texts import TokenTexts
 
 
 @dataclass(frozen=True, slots=True)

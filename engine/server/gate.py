@@ -9,11 +9,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.server.problem import HttpError, told_as
-from engine.server.settings import ServerConfig, is_loopback
-
-OPEN_PATHS = ("/health",)
-"""What may be asked without a key: it tells nothing but a word."""
-
+from engine.server.settings import OPEN_PATHS, ServerConfig, is_loopback
 
 CLIENT_LEFT = 499
 """Status under which a request is counted that nobody waited for."""

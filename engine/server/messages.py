@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from engine.server.body import parse_json
@@ -10,8 +10,10 @@ from engine.server.problem import HttpError
 from engine.server.readers import (
     FieldError,
     Json,
+    Reader,
     below,
     items,
+    mapping,
     members,
     one_of,
     reads,
@@ -49,19 +51,39 @@ KNOWN = ("role", "content", "name", *OF_ROLES, *LATER)
 Message = dict[str, Any]
 
 
-def content_schema(*kinds: str, **more: Json) -> Json:
-    """Return the schema of a text, or of texts in parts.
+TEXT = text(MAX_TEXT).schema
+
+
+def content(*kinds: str, also: Sequence[str] = ()) -> Reader:
+    """Take a text, or texts in parts, which are joined by line ends.
 
     Args:
         kinds: the types of parts.
-        more: members of parts beside their text.
+        also: members of parts that change nothing beside their text.
     """
-    known = {"type": {"enum": list(kinds)}, "text": TEXT, **more}
+    known = {"type": {"enum": list(kinds)}, "text": TEXT, **{name: {} for name in also}}
     part = record_schema(known, ("type", "text"))
-    return {"anyOf": [TEXT, {"type": "array", "maxItems": MAX_PARTS, "items": part}]}
+
+    def read_part(value: Any) -> str:
+        below(".type", one_of(*kinds), mapping(value).get("type"))
+        given = members(value, tuple(known))
+        if "text" not in given:
+            raise FieldError("is missing", ".text")
+        return str(below(".text", text(MAX_TEXT), given["text"]))
+
+    @reads({"anyOf": [TEXT, {"type": "array", "maxItems": MAX_PARTS, "items": part}]})
+    def read(value: Any) -> str:
+        if isinstance(value, str):
+            return value
+        if not isinstance(value, list):
+            raise FieldError(f"must be a text or a list of parts, not {shown(value)}")
+        parts = items(value, MAX_PARTS)
+        return "\n".join(below(f"[{index}]", read_part, item) for index, item in enumerate(parts))
+
+    return read
 
 
-TEXT = text(MAX_TEXT).schema
+CONTENT = content("text")
 CALL_ID: Json = {"type": "string", "minLength": 1, "maxLength": MAX_ID}
 NOTHING: Json = {"enum": [[], None]}
 FUNCTION = record_schema(
@@ -74,7 +96,7 @@ CALL = record_schema(
 MESSAGE = record_schema(
     {
         "role": {"enum": list(ROLES)},
-        "content": content_schema("text"),
+        "content": CONTENT.schema,
         "name": text(256).schema,
         "tool_calls": {"type": "array", "maxItems": MAX_CALLS, "items": CALL},
         "reasoning_content": TEXT,
@@ -114,8 +136,8 @@ def _message(value: Any) -> Message:
     calls = below(".tool_calls", _calls, given.get("tool_calls", []))
     if "content" not in given and not calls:
         raise FieldError("is missing", ".content")
-    content = below(".content", _content, given.get("content", ""))
-    message = {"role": ROLES[role], "content": content}
+    said = below(".content", CONTENT, given.get("content", ""))
+    message = {"role": ROLES[role], "content": said}
     if calls:
         message["tool_calls"] = calls
     if role == "tool":
@@ -201,23 +223,3 @@ def answered(called: Mapping[str, str]) -> Callable[[Any], str]:
         return called[value]
 
     return read
-
-
-def _content(value: Any) -> str:
-    """Take a text, or texts in parts, which are joined by line ends."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise FieldError(f"must be a text or a list of parts, not {shown(value)}")
-    parts = items(value, MAX_PARTS)
-    return "\n".join(below(f"[{index}]", _part, part) for index, part in enumerate(parts))
-
-
-def _part(value: Any) -> str:
-    if not isinstance(value, dict):
-        raise FieldError(f"must be an object, not {shown(value)}")
-    below(".type", one_of("text"), value.get("type"))
-    given = members(value, ("type", "text"))
-    if "text" not in given:
-        raise FieldError("is missing", ".text")
-    return str(below(".text", text(MAX_TEXT), given["text"]))

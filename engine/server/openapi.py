@@ -12,7 +12,7 @@ from engine.server.answers import ERROR, EVENTS, HEALTH, MODEL, MODELS, REPLIES,
 from engine.server.fields import body_schema
 from engine.server.overrides import FIELD as OVERRIDES
 from engine.server.readers import Json
-from engine.server.settings import ServerConfig
+from engine.server.settings import OPEN_PATHS, ServerConfig
 from engine.server.standing import Endpoint
 
 ERRORS: Mapping[int, str] = {
@@ -35,7 +35,6 @@ ALWAYS = (401, 403, 405)
 OF_BODIES = (400, 404, 413, 415, 429, 503, 504)
 """Errors of paths that take a body."""
 
-TAKES_NO_KEY = ("/health",)
 JSON_TYPE, EVENT_TYPE, TEXT_TYPE = "application/json", "text/event-stream", "text/plain"
 
 
@@ -92,7 +91,7 @@ def openapi(routes: Iterable[Route], models: Sequence[str], config: ServerConfig
             operation = _operation_of(endpoints[path], models, config)
         else:
             operation = _operation_on(PAGES[path])
-        if has_key and path in TAKES_NO_KEY:
+        if has_key and path in OPEN_PATHS:
             operation["security"] = []
         operation["parameters"] = [_parameter(name) for name in route.param_convertors]
         methods = sorted((route.methods or set()) - {"HEAD"})

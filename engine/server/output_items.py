@@ -9,7 +9,8 @@ from typing import Protocol
 from engine.request import TokenLogprobs
 from engine.server.calls import CallDelta
 from engine.server.forms import Piece
-from engine.server.token_texts import Json, TokenTexts
+from engine.server.readers import Json
+from engine.server.token_texts import TokenTexts
 
 IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"
 

@@ -134,11 +134,16 @@ def one_of(*choices: str) -> Reader:
     return read
 
 
-def members(value: Any, known: Collection[str]) -> dict[str, Any]:
-    """Take an object with no other keys than `known`; members that are null are left out."""
+def mapping(value: Any) -> Json:
+    """Take an object, whatever it holds."""
     if not isinstance(value, dict):
         raise FieldError(f"must be an object, not {shown(value)}")
-    for key in value:
+    return value
+
+
+def members(value: Any, known: Collection[str]) -> Json:
+    """Take an object with no other keys than `known`; members that are null are left out."""
+    for key in mapping(value):
         if key not in known:
             raise FieldError(f"is not known; known: {', '.join(known)}", f".{key[:60]}")
     return {key: item for key, item in value.items() if item is not None}

@@ -11,9 +11,9 @@ from engine.server.chunks import chat_form, completion_form
 from engine.server.forms import Form, Letterhead, Piece
 from engine.server.problem import HttpError, told_as
 from engine.server.protocol import Call
+from engine.server.readers import Json
 from engine.server.response_form import ResponseForm
 from engine.server.standing import Endpoint
-from engine.server.token_texts import Json
 from engine.server.voices import Voice
 from engine.server.worker import Job, Told
 

@@ -10,8 +10,8 @@ from engine.request import Completion, FinishReason
 from engine.server.forms import Letterhead, Piece
 from engine.server.output_items import COMPLETED, IN_PROGRESS, INCOMPLETE, OutputItems
 from engine.server.problem import HttpError
+from engine.server.readers import Json
 from engine.server.sse import event
-from engine.server.token_texts import Json
 from engine.server.usage import response_usage_of
 
 FAILED = "failed"

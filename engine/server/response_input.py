@@ -8,36 +8,38 @@ from typing import Any
 from engine.server.messages import (
     CALL_ID,
     MAX_MESSAGES,
-    MAX_PARTS,
-    MAX_TEXT,
     ROLES,
     TEXT,
     Message,
     answered,
     arguments,
     call_id,
-    content_schema,
+    content,
 )
 from engine.server.readers import (
     FieldError,
     Json,
     below,
     items,
+    mapping,
     members,
     one_of,
     reads,
     record_schema,
     shown,
-    text,
 )
 from engine.server.tools import NAME_SCHEMA, tool_name
 
 NOTES = ("id", "status", "phase", "caller", "namespace", "async", "async_", "parsed_arguments")
 """Members of items that change nothing; the last two are the official client's own."""
 
-PARTS = ("input_text", "output_text")
-PART = ("type", "text", "annotations", "logprobs", "parsed", "prompt_cache_breakpoint")
-"""Members of a part; beside the text they change nothing."""
+PART_NOTES = ("annotations", "logprobs", "parsed", "prompt_cache_breakpoint")
+"""Members of parts that change nothing."""
+
+CONTENT = content("input_text", "output_text", also=PART_NOTES)
+
+MESSAGE_ROLES = tuple(role for role in ROLES if role != "tool")
+"""Results of calls are items of their own."""
 
 
 def _item(kind: str, known: Json, is_named: bool = True) -> Json:
@@ -50,8 +52,8 @@ ITEM: Json = {
         _item(
             "message",
             {
-                "role": {"enum": [role for role in ROLES if role != "tool"]},
-                "content": content_schema(*PARTS, **{key: {} for key in PART[2:]}),
+                "role": {"enum": list(MESSAGE_ROLES)},
+                "content": CONTENT.schema,
             },
             is_named=False,
         ),
@@ -63,7 +65,7 @@ ITEM: Json = {
             "function_call_output",
             {
                 "call_id": CALL_ID,
-                "output": content_schema(*PARTS, **{key: {} for key in PART[2:]}),
+                "output": CONTENT.schema,
             },
         ),
         {
@@ -123,15 +125,14 @@ class Turns:
 
     def take(self, value: Any) -> None:
         """Take one item; one without a type is a message, and earlier reasoning is dropped."""
-        if not isinstance(value, dict):
-            raise FieldError(f"must be an object, not {shown(value)}")
-        kind = below(".type", one_of(*self._kinds), value.get("type", "message"))
+        named = mapping(value).get("type", "message")
+        kind = below(".type", one_of(*self._kinds), named)
         self._kinds[kind](value)
 
     def _take_message(self, value: Any) -> None:
         given = _members(value, ("role", "content"))
         role = below(".role", one_of(*MESSAGE_ROLES), given["role"])
-        content = below(".content", _content, given["content"])
+        content = below(".content", CONTENT, given["content"])
         self.messages.append({"role": ROLES[role], "content": content})
 
     def _take_call(self, value: Any) -> None:
@@ -151,13 +152,10 @@ class Turns:
         given = _members(value, ("call_id", "output"))
         ident = below(".call_id", call_id, given["call_id"])
         name = below(".call_id", answered(self._called), ident)
-        output = below(".output", _content, given["output"])
+        output = below(".output", CONTENT, given["output"])
         self.messages.append(
             {"role": "tool", "name": name, "tool_call_id": ident, "content": output}
         )
-
-
-MESSAGE_ROLES = tuple(role for role in ROLES if role != "tool")
 
 
 def _members(value: Any, names: tuple[str, ...]) -> dict[str, Any]:
@@ -167,23 +165,3 @@ def _members(value: Any, names: tuple[str, ...]) -> dict[str, Any]:
         if name not in given:
             raise FieldError("is missing", f".{name}")
     return given
-
-
-def _content(value: Any) -> str:
-    """Take a text, or texts in parts, which are joined by line ends."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise FieldError(f"must be a text or a list of parts, not {shown(value)}")
-    parts = items(value, MAX_PARTS)
-    return "\n".join(below(f"[{index}]", _part, part) for index, part in enumerate(parts))
-
-
-def _part(value: Any) -> str:
-    if not isinstance(value, dict):
-        raise FieldError(f"must be an object, not {shown(value)}")
-    below(".type", one_of(*PARTS), value.get("type"))
-    given = members(value, PART)
-    if "text" not in given:
-        raise FieldError("is missing", ".text")
-    return str(below(".text", text(MAX_TEXT), given["text"]))

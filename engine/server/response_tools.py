@@ -5,16 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from engine.server.readers import (
-    FieldError,
-    Json,
-    below,
-    members,
-    one_of,
-    reads,
-    record_schema,
-    shown,
-)
+from engine.server.readers import Json, below, mapping, members, one_of, reads, record_schema
 from engine.server.tools import (
     FUNCTION,
     NAME_SCHEMA,
@@ -51,9 +42,7 @@ def flat_tool_choice(value: Any) -> ToolChoice:
 
 
 def _tool(value: Any) -> Tool:
-    if not isinstance(value, dict):
-        raise FieldError(f"must be an object, not {shown(value)}")
-    below(".type", one_of("function"), value.get("type"))
+    below(".type", one_of("function"), mapping(value).get("type"))
     return replace(function_tool(_without_type(value)), schema_place=".parameters")
 
 

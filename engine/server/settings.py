@@ -10,6 +10,9 @@ from engine.errors import SettingError
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
+OPEN_PATHS = ("/health",)
+"""What may be asked without a key: it tells nothing but a word."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from engine.models.tokenizer import Tokenizer
 from engine.request import TokenLogprobs
+from engine.server.readers import Json
 
 LOWEST_LOGPROB = -9999.0
 """What stands for minus infinity, which JSON does not have."""
-
-Json = dict[str, Any]
 
 
 class TokenTexts:

@@ -19,6 +19,7 @@ from engine.server.readers import (
     below,
     boolean,
     items,
+    mapping,
     members,
     one_of,
     reads,
@@ -296,9 +297,7 @@ def allowed_tools(value: Any, read_name: Callable[[Any], str]) -> ToolChoice:
 
 def in_function(value: Any, read: Callable[[Any], Any]) -> Any:
     """Take {"type": "function", "function": ...}; returns what `read` makes of what is inside."""
-    if not isinstance(value, dict):
-        raise FieldError(f"must be an object, not {shown(value)}")
-    below(".type", one_of("function"), value.get("type"))
+    below(".type", one_of("function"), mapping(value).get("type"))
     given = members(value, ("type", "function"))
     return below(".function", read, given.get("function"))
 

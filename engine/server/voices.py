@@ -90,9 +90,9 @@ class Voice:
         ids = [event.token_id for event in run.tokens if event.token_id is not None]
         return Piece(
             self._row,
-            "" if is_reasoning else said,
-            entries if self._wants_entries else None,
-            ids if self._wants_ids else None,
+            text="" if is_reasoning else said,
+            entries=entries if self._wants_entries else None,
+            token_ids=ids if self._wants_ids else None,
             reasoning=said if is_reasoning and self._wants_reasoning else "",
             calls=run.calls,
             is_reasoning=is_reasoning,

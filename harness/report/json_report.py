@@ -46,15 +46,13 @@ def to_mapping(report: RunReport) -> dict[str, Any]:
 
 def _client(report: RunReport) -> dict[str, Any]:
     """Return what is known of the load client, empty where there was none."""
-    told = [cell for cell in report.cells if cell.client_delay is not None]
-    if not told:
-        return {}
     delays = {
         f"{cell.place.model} {cell.place.workload} {cell.place.cell}": 100 * cell.client_delay
-        for cell in told
+        for cell in report.cells
         if cell.client_delay is not None
     }
-    return {"client": {"delay_pct": delays, "retries": sum(cell.retries for cell in told)}}
+    retries = sum(cell.retries for cell in report.cells)
+    return {"client": {"delay_pct": delays, "retries": retries}} if delays else {}
 
 
 def _cell(cell: CellFigures) -> dict[str, Any]:
@@ -91,14 +89,17 @@ def _milliseconds(spread: Spread | None) -> dict[str, Any] | None:
 
 
 def _ratio(against: Against | None) -> dict[str, Any] | None:
+    """Return the ratio; what it compares is named where that is not `aggregate`."""
     if against is None or against.ratio.estimate is None:
         return None
     ratio = against.ratio
+    named = {} if against.figure == "aggregate" else {"figure": against.figure}
     return {
         "estimate": ratio.estimate,
         "low": ratio.low,
         "high": ratio.high,
         "verdict": ratio.verdict,
+        **named,
     }
 
 

@@ -81,7 +81,14 @@ def test_several_tokens_in_one_chunk_are_all_counted() -> None:
     assert reply.last_token_s == 1.0
 
 
-@pytest.mark.parametrize("document", [[], "x", {"choices": "x"}, {"choices": [1]}], ids=str)
+NO_CHUNKS = [
+    *([], "x", {"choices": "x"}, {"choices": [1]}),
+    *({"choices": [{"delta": delta}]} for delta in ("x", {"content": ["x"]}, {"reasoning": 5})),
+    {"choices": [{"delta": {}, "token_ids": 5}]},
+]
+
+
+@pytest.mark.parametrize("document", NO_CHUNKS, ids=str)
 def test_what_is_no_chunk_is_told(document: Any) -> None:
     with pytest.raises(StreamError):
         ChatReply().see(document, 0.0)

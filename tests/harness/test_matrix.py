@@ -272,11 +272,20 @@ def test_the_digest_follows_everything_that_decides_what_runs() -> None:
         replace(base, temperature=0.5),
         replace(base, cells=("serial",)),
         replace(base, models=("other",)),
+        replace(base, target="http"),
     ]
     digests = {plan(choices).digest for choices in variants}
     digests.add(plan(base, workload("other")).digest)
     assert len(digests) == len(variants) + 1
     assert plan(base).digest == plan(replace(base, cells=("serial+spec",))).digest
+
+
+def test_a_plan_in_process_has_the_digest_it_had_before_there_were_targets() -> None:
+    """Or no run that was begun then could be gone on with."""
+    empty = Matrix(choices=Choices(), pairs=())
+    known = "6d81d0ca90508e1ad1e3502a3620530562d0c82998e9306da0b492533e95ef7f"
+    assert empty.digest == known
+    assert replace(empty, choices=Choices(target="http")).digest != known
 
 
 @pytest.mark.parametrize(

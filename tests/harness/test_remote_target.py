@@ -63,7 +63,7 @@ def test_a_server_is_asked_what_it_takes(script: Any, takes: Takes, enforces: bo
         LoadClient(server.url, 1, reply=ChatReply) as client,
     ):
         assert probe(client, "/chat/completions", "words") == takes
-        assert enforces_schema(client, "/chat/completions", "words") is enforces
+        assert enforces_schema(client, "/chat/completions", "words", takes) is enforces
         assert all(body["max_tokens"] <= 32 for body in server.asked)
 
 
@@ -218,6 +218,7 @@ def test_a_run_on_a_url_ends_with_its_gates_and_its_skips(
         assert cell["tok_s"]["aggregate"] is None
         assert cell["tok_s"]["e2e"] > 0
     assert cells_told["serial+grammar"]["ratio"]["estimate"] > 0
+    assert cells_told["serial+grammar"]["ratio"]["figure"] == "e2e"
     (markdown,) = (tmp_path / "reports").glob("*.md")
     text = markdown.read_text()
     assert "Client delay" in text

@@ -59,7 +59,10 @@ def wait_until(holds: Callable[[], bool], seconds: float = 30) -> bool:
 
 
 def is_gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @pytest.mark.parametrize("flags", [(), ("--stubborn",), ("--family",)], ids=str)

@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.draft.registry import build_drafter
-from engine.loop import Engine
 from engine.models.load import LoadedModel
 from engine.testing import tiny_model
 from tests.engine.hermes import hermes_model
-from tests.engine.server.live import Live, serving
+from tests.engine.server.live import Live, lanes_of, serving
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +25,6 @@ def live(shared: Live) -> Iterator[Live]:
     yield shared
     shared.wait_until_idle()
     assert shared.is_serving(), "the server must go on serving"
-
-
-def lanes_of(model: LoadedModel, drafts: int) -> Engine:
-    config = EngineConfig(
-        max_rows=4, num_draft_tokens=drafts, spec_batching="batched", draft_budgets="fixed"
-    )
-    return Engine(model, config, build_drafter(config))
 
 
 def served(model: LoadedModel, drafts: int) -> Iterator[Live]:

@@ -8,9 +8,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.engine.server.live import CHAT, COMPLETIONS, MODEL, chat_body
+from tests.engine.server.calling import TOOLS
+from tests.engine.server.live import (
+    CHAT,
+    COMPLETIONS,
+    MODEL,
+    RESPONSES,
+    chat_body,
+    response_body,
+)
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+LOOK = {"name": "look", "parameters": SCHEMA, "strict": True}
+TURNS = [
+    {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+    {"type": "function_call", "call_id": "c", "name": "look", "arguments": '{"a": true}'},
+    {"type": "function_call_output", "call_id": "c", "output": "yes"},
+]
 GOOD: list[tuple[str, dict[str, Any]]] = [
     (CHAT, chat_body(max_tokens=3)),
     (CHAT, chat_body(max_tokens=3, stream=True, stream_options={"include_usage": True})),
@@ -23,6 +37,9 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
             response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
         ),
     ),
+    (CHAT, chat_body(max_tokens=3, tools=TOOLS, tool_choice="required")),
+    (RESPONSES, response_body(max_output_tokens=3, stream=True, reasoning={"effort": "none"})),
+    (RESPONSES, response_body(TURNS, max_output_tokens=3, tools=[{"type": "function", **LOOK}])),
     (COMPLETIONS, {"model": MODEL, "prompt": "x", "max_tokens": 3, "logprobs": 1, "seed": 7}),
     (COMPLETIONS, {"model": MODEL, "prompt": [1, 2], "max_tokens": 3, "logit_bias": {"7": -3}}),
     (COMPLETIONS, {"model": MODEL, "prompt": ["x", [1]], "max_tokens": 3, "guided_regex": "[ab]"}),

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPConnection
 from typing import Any
 
@@ -16,6 +16,7 @@ import httpx2
 from engine.config import EngineConfig
 from engine.draft.registry import build_drafter
 from engine.loop import Engine
+from engine.models.load import LoadedModel
 from engine.server.app import Server
 from engine.server.listen import Listener, listening_socket, url_of, uvicorn_config
 from engine.server.settings import ServerConfig
@@ -86,6 +87,12 @@ def wait_for(holds: Callable[[], bool], seconds: float = WAIT_S) -> None:
 
 def tiny_engine(config: EngineConfig = LANES) -> Engine:
     return Engine(tiny_model(), config, build_drafter(config))
+
+
+def lanes_of(model: LoadedModel, drafts: int = LANES.num_draft_tokens) -> Engine:
+    """An engine of the lanes that tests serve, on another model or with other drafts."""
+    config = replace(LANES, num_draft_tokens=drafts)
+    return Engine(model, config, build_drafter(config))
 
 
 @contextmanager

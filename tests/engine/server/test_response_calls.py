@@ -2,78 +2,44 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
 from openai import OpenAI
 
-from engine.config import EngineConfig
-from engine.draft.registry import build_drafter
-from engine.loop import Engine
 from engine.testing import tiny_model
 from tests.engine.hermes import hermes_model
-from tests.engine.server.live import MODEL, Live, engine_of, serving
+from tests.engine.server.calling import END, PAINT, TWO_CALLS, UNTHINK, WEATHER, check_call
+from tests.engine.server.live import MODEL, Live, engine_of, lanes_of, serving
 from tests.engine.server.response_stream import reply_of
 
-WEATHER = {
-    "type": "object",
-    "properties": {
-        "city": {"enum": ["Oslo", "Rome"]},
-        "days": {"type": "integer", "minimum": 0, "maximum": 9},
-    },
-    "required": ["city", "days"],
-    "additionalProperties": False,
-}
-PAINT = {
-    "type": "object",
-    "properties": {"colour": {"enum": ["red", "}\n</tool_call>", '"<tool_call>']}},
-    "required": ["colour"],
-    "additionalProperties": False,
-}
 FUNCTIONS: list[dict[str, Any]] = [
     {"name": "get_weather", "description": "d", "parameters": WEATHER, "strict": True},
     {"name": "paint-it", "parameters": PAINT, "strict": None},
 ]
-SCHEMAS = {item["name"]: item["parameters"] for item in FUNCTIONS}
 FLAT = [{"type": "function", **item} for item in FUNCTIONS]
 NESTED = [{"type": "function", "function": item} for item in FUNCTIONS]
-END, THINK, UNTHINK, CALL = "258", "259", "260", "261"
-"""Tokens: one that ends a reply, two around its reasoning, and one model's <tool_call>."""
-
-TWO_CALLS = {"logit_bias": {CALL: 100, END: 30}, "frequency_penalty": 60}
-"""The likeliest token begins a call, then another one, and then ends the reply."""
+THINK = "259"
+"""The token that opens reasoning."""
 
 
-@pytest.fixture(
-    scope="module",
-    params=itertools.product([tiny_model, hermes_model], [0, 3]),
-    ids=lambda param: f"{param[0].__name__}-{param[1]}",
-)
-def served(request: pytest.FixtureRequest) -> Iterator[Live]:
-    model, drafts = request.param
-    config = EngineConfig(
-        max_rows=4, num_draft_tokens=drafts, spec_batching="batched", draft_budgets="fixed"
-    )
-    with serving(lambda: Engine(model(), config, build_drafter(config))) as live:
+@pytest.fixture(scope="module", params=[tiny_model, hermes_model])
+def drafting(request: pytest.FixtureRequest) -> Iterator[Live]:
+    """Several tokens come at once; that drafts change nothing is tested elsewhere."""
+    with serving(lambda: lanes_of(request.param())) as live:
         yield live
         live.wait_until_idle()
 
 
 @pytest.fixture(scope="module")
 def hermes() -> Iterator[Live]:
-    config = EngineConfig(
-        max_rows=4, num_draft_tokens=3, spec_batching="batched", draft_budgets="fixed"
-    )
-    with serving(lambda: Engine(hermes_model(), config, build_drafter(config))) as live:
+    with serving(lambda: lanes_of(hermes_model())) as live:
         yield live
 
 
 def asked(**fields: Any) -> dict[str, Any]:
-    return {"logit_bias": {END: 5, UNTHINK: 100}, "return_token_ids": True, **fields}
+    return {"logit_bias": {str(END): 5, str(UNTHINK): 100}, "return_token_ids": True, **fields}
 
 
 def calls_of(response: dict[str, Any]) -> list[tuple[str, str]]:
@@ -112,17 +78,17 @@ CHOICES: dict[str, tuple[Any, Any]] = {
     "sampling", [{"temperature": 1.2, "seed": 3}, TWO_CALLS], ids=["warm", "two"]
 )
 def test_a_response_calls_what_a_chat_calls(
-    served: Live, name: str, is_stream: bool, sampling: dict[str, Any]
+    drafting: Live, name: str, is_stream: bool, sampling: dict[str, Any]
 ) -> None:
     flat, nested = CHOICES[name]
     fields = asked(**sampling)
-    known = engine_of(served).model.vocab_size
+    known = engine_of(drafting).model.vocab_size
     fields["logit_bias"] = {
         token: bias for token, bias in fields["logit_bias"].items() if int(token) < known
     }
-    chat = served.chat(max_tokens=120, tools=NESTED, tool_choice=nested, **fields).json()
+    chat = drafting.chat(max_tokens=120, tools=NESTED, tool_choice=nested, **fields).json()
     reply = reply_of(
-        served, is_stream, max_output_tokens=120, tools=FLAT, tool_choice=flat, **fields
+        drafting, is_stream, max_output_tokens=120, tools=FLAT, tool_choice=flat, **fields
     )
     (choice,) = chat["choices"]
     assert reply["token_ids"] == choice["token_ids"]
@@ -138,7 +104,7 @@ def test_a_response_calls_what_a_chat_calls(
     assert (reply["tools"], reply["tool_choice"]) == (FLAT, flat)
     if reply["status"] == "completed":
         for called, arguments in calls_of(reply):
-            Draft202012Validator(SCHEMAS[called]).validate(json.loads(arguments))
+            check_call(called, arguments)
         assert calls_of(reply) or name in ("auto", "none")
         assert all(item["status"] == "completed" for item in reply["output"])
 
@@ -219,12 +185,12 @@ INPUTS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
 @pytest.mark.parametrize("name", INPUTS)
 @pytest.mark.parametrize("tools", [(FLAT, NESTED), ([], [])], ids=["tools", "no tools"])
 def test_calls_and_outputs_are_the_turns_of_a_chat(
-    served: Live, name: str, tools: tuple[Any, Any]
+    drafting: Live, name: str, tools: tuple[Any, Any]
 ) -> None:
     content, messages = INPUTS[name]
     flat, nested = tools
-    reply = served.respond(content, tools=flat, return_token_ids=True).json()
-    chat = served.chat(messages=messages, tools=nested, return_token_ids=True).json()
+    reply = drafting.respond(content, tools=flat, return_token_ids=True).json()
+    chat = drafting.chat(messages=messages, tools=nested, return_token_ids=True).json()
     assert reply["prompt_token_ids"] == chat["prompt_token_ids"]
 
 
@@ -289,7 +255,7 @@ def test_the_official_client_takes_calls_and_gives_outputs(hermes: Live) -> None
         calls = [item for item in reply.output if item.type == "function_call"]
         assert calls
         for call in calls:
-            Draft202012Validator(SCHEMAS[call.name]).validate(json.loads(call.arguments))
+            check_call(call.name, call.arguments)
         turns += reply.output
         turns += [output(call.call_id) for call in calls]
         again = client.responses.create(input=turns, **{**given, "tool_choice": "none"})

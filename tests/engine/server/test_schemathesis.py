@@ -15,7 +15,8 @@ from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.config import GenerationConfig
 
 from engine.server.fields import CONSTRAINTS
-from tests.engine.server.live import CHAT, COMPLETIONS, Live
+from engine.server.protocol import LIMITS
+from tests.engine.server.live import CHAT, COMPLETIONS, RESPONSES, Live
 
 load_all_checks()
 
@@ -28,6 +29,7 @@ ANSWERS = (
 )
 """What every answer has to be."""
 
+PATHS = (CHAT, COMPLETIONS, RESPONSES)
 PAGES = ("/v1/models", "/v1/models/{name}", "/health", "/stats", "/metrics", "/openapi.json")
 
 ROUNDS = settings(
@@ -61,10 +63,10 @@ def settle(case: Case) -> None:
     body = case.body
     if not isinstance(body, dict):
         return
-    for name in ("max_tokens", "max_completion_tokens"):
+    for name in LIMITS:
         if body.get(name) is not None:
             body[name] = MOST_TOKENS
-    body.setdefault("max_tokens", MOST_TOKENS)
+    body.setdefault("max_output_tokens" if "input" in body else "max_tokens", MOST_TOKENS)
     constraints = [name for name in CONSTRAINTS if body.get(name) is not None]
     dropped = [*constraints[1:], "min_tokens", "logit_bias"]
     dropped += [] if body.get("stream") else ["stream_options"]
@@ -77,7 +79,10 @@ def settle(case: Case) -> None:
     talk = [item for item in body.get("messages", []) if isinstance(item, dict)]
     if "messages" in body:
         body["messages"] = [turn(item) for item in talk] or [turn({})]
-    if "prompt" in body and not isinstance(body["prompt"], str):
+    if isinstance(body.get("input"), list):
+        said = [item for item in body["input"] if item.get("type", "message") == "message"]
+        body["input"] = [turn(item) for item in said] or "hi"
+    if "prompt" in body and not isinstance(body["prompt"], str | None):
         body["prompt"] = ["x", [1, 2]]
 
 
@@ -94,7 +99,7 @@ def answer(case: Case, session: requests.Session, *more: str) -> requests.Respon
     return sent
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("path", PATHS)
 def test_bodies_of_the_document_are_answered_as_it_says(
     live: Live, published: Any, session: requests.Session, path: str
 ) -> None:
@@ -111,7 +116,7 @@ def test_bodies_of_the_document_are_answered_as_it_says(
     assert statuses.count(200) > len(statuses) / 3
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("path", PATHS)
 def test_bodies_against_the_document_are_refused(
     live: Live, published: Any, session: requests.Session, path: str
 ) -> None:
@@ -137,7 +142,7 @@ def test_pages_are_answered_as_the_document_says(
     each()
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("path", PATHS)
 def test_values_on_the_bounds_of_the_document_are_answered_as_it_says(
     live: Live, published: Any, session: requests.Session, path: str
 ) -> None:

@@ -352,7 +352,10 @@ def test_where_decode_steps_are_not_told_speeds_are_those_of_wall_time(tmp_path:
         in text
     )
     assert "sent again after a 429 that named a time: serial+spec 3." in text
-    environment = json.loads(to_json(report))["environment"]
+    document = json.loads(to_json(report))
+    named = {cell["cell"]: cell["ratio"].get("figure") for cell in document["cells"][1:]}
+    assert named == {"serial+spec": "e2e", "batch4": None}
+    environment = document["environment"]
     assert environment["client"]["retries"] == 3
     assert list(environment["client"]["delay_pct"].values()) == [pytest.approx(2.0)]
     assert "client" not in json.loads(to_json(report_of(full_run(), tmp_path / "b")))["environment"]

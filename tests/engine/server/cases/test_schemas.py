@@ -238,7 +238,7 @@ def test_a_response_format_that_is_none_is_refused_by_its_place(
 
 
 def test_refusals_disturb_no_reply_and_leave_no_grammar(tiny: Live) -> None:
-    # A stop text that never comes keeps the reply running as long as its budget.
+    # Without an end token the reply runs as long as its budget.
     body = chat_body("stay", max_tokens=600, ignore_eos=True, stream=True, return_token_ids=True)
     body["stream_options"] = {"include_usage": True}
     alone = tiny.client.post(CHAT, json=body)
