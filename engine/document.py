@@ -15,6 +15,8 @@ from engine.errors import FmError
 MAX_INT_CHARS = 310
 """A sign and the 309 digits of the largest double; longer literals are refused unparsed."""
 
+CONTAINERS = (dict, list, tuple)
+
 
 class Fault(StrEnum):
     """What is wrong with a text that should be a JSON document."""
@@ -63,6 +65,21 @@ def read_document(text: str) -> Any:
         raise TooDeepError(Fault.NOT_JSON, "nested too deep to be read") from None
 
 
+def is_deeper(value: Any, most: int) -> bool:
+    """Return whether containers are nested more than `most` deep, or in a circle."""
+    level = [value] if isinstance(value, CONTAINERS) else []
+    for _ in range(most + 1):
+        level = [
+            child
+            for item in level
+            for child in (item.values() if isinstance(item, dict) else item)
+            if isinstance(child, CONTAINERS)
+        ]
+        if not level:
+            return False
+    return True
+
+
 def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
@@ -79,6 +96,8 @@ def _read_float(literal: str) -> float:
 
 
 def _read_int(literal: str) -> int:
+    if len(literal) < MAX_INT_CHARS - 1:  # no double is as long and too large
+        return int(literal)
     if len(literal) > MAX_INT_CHARS:
         _refuse_number(literal)
     value = int(literal)

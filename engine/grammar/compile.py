@@ -16,6 +16,7 @@ from llguidance import LLMatcher, LLTokenizer
 from engine.errors import RowError, SchemaError
 from engine.grammar.behind import BehindReasoning
 from engine.grammar.build import SLICES, Builder, BuildError
+from engine.grammar.counts import check_counts
 from engine.grammar.deep_pool import DeepPool
 from engine.grammar.document import check_depth, json_text
 from engine.grammar.limits import GrammarLimits
@@ -186,7 +187,9 @@ class GrammarCompiler:
             SchemaError: it is not valid, cannot be enforced, or passes a limit.
         """
         if constraint.kind is ConstraintKind.JSON_SCHEMA:
+            # Before it is written as text: what is too large costs no more than counting.
             check_depth(constraint.value, self.limits.max_depth)
+            check_counts(constraint.value, self.limits)
         if constraint.kind is ConstraintKind.STRUCTURAL_TAG:
             check_depth(constraint.value, self.limits.max_depth + DEPTH_OF_STRUCTURES)
         key = (constraint.kind, constraint.on_unsupported, json_text(constraint.value))

@@ -33,17 +33,22 @@ def check_counts(root: Any, limits: GrammarLimits) -> None:
     Raises:
         SchemaError: an object or enum, or the number of subschemas, is beyond its limit.
     """
-    stack: list[tuple[Any, Path]] = [(root, ())]
-    num_nodes = 0
-    while stack:
-        schema, path = stack.pop()
-        num_nodes += 1
-        if num_nodes + len(stack) > limits.max_nodes:
-            raise SchemaError(f"the schema has more than {limits.max_nodes} subschemas", "")
-        if isinstance(schema, dict):
+    level: list[tuple[Any, Path]] = [(root, ())]
+    num_nodes = 1
+    while level:
+        below: list[tuple[Any, Path]] = []
+        for schema, path in level:
+            if not isinstance(schema, dict):
+                continue
             if ("properties" in schema or "enum" in schema) and any(_beyond(schema, limits)):
                 check_sizes(schema, pointer_of(path), limits)
-            stack.extend(_below(schema, path))
+            held = len(below)
+            below.extend(_below(schema, path))
+            # Counted before anything is looked into: most of what is too much is never seen.
+            num_nodes += len(below) - held
+            if num_nodes > limits.max_nodes:
+                raise SchemaError(f"the schema has more than {limits.max_nodes} subschemas", "")
+        level = below
 
 
 def check_sizes(schema: dict[str, Any], pointer: str, limits: GrammarLimits) -> None:

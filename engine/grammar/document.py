@@ -17,6 +17,7 @@ from jsonschema import (
 )
 from jsonschema.exceptions import ValidationError, best_match
 
+from engine.document import is_deeper
 from engine.errors import SchemaError
 from engine.grammar.limits import GrammarLimits
 
@@ -104,23 +105,15 @@ def json_text(value: Json) -> str:
 
 def check_depth(value: Json, max_depth: int) -> None:
     """Raise SchemaError when containers are nested more than `max_depth` deep (or in a circle)."""
-    level: list[Json] = [value] if isinstance(value, dict | list | tuple) else []
-    for _ in range(max_depth + 1):
-        level = [child for item in level for child in _children(item)]
-        if not level:
-            return
-    raise SchemaError(f"the schema is nested deeper than the depth limit of {max_depth} levels", "")
+    if is_deeper(value, max_depth):
+        raise SchemaError(
+            f"the schema is nested deeper than the depth limit of {max_depth} levels", ""
+        )
 
 
 def pointer_of(path: Iterable[str | int]) -> str:
     """Return the JSON pointer of a path of keys and indices."""
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
-
-
-def _children(item: Json) -> list[Json]:
-    if isinstance(item, dict):
-        return [child for child in item.values() if isinstance(child, dict | list | tuple)]
-    return [child for child in item if isinstance(child, dict | list | tuple)]
 
 
 def _dialect(schema: Json) -> Dialect:

@@ -10,7 +10,6 @@ from llguidance import LLMatcher
 from engine.errors import SchemaError
 from engine.grammar.build import Builder, BuildError
 from engine.grammar.contents import check_contents
-from engine.grammar.counts import check_counts
 from engine.grammar.document import Dialect, Json, SchemaDocument, load_document
 from engine.grammar.endless import find_endless, find_in_place_cycle
 from engine.grammar.graph import SchemaGraph, build_graph
@@ -71,10 +70,11 @@ class SchemaSource:
 def compile_schema(value: Json, may_drop: bool, builder: Builder) -> SchemaSource:
     """Compile a schema; `may_drop` leaves to the final check what the mask cannot enforce.
 
+    What it holds is counted before (engine.grammar.counts).
+
     Raises:
         SchemaError: not a schema, beyond a limit, or not enforceable; with pointer and keyword.
     """
-    check_counts(value, builder.limits)
     document = load_document(value, builder.limits)
     if document.value is False:
         raise SchemaError("the schema is false: no document is valid", "")

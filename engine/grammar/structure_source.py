@@ -15,6 +15,7 @@ from llguidance import LLMatcher
 
 from engine.errors import SchemaError
 from engine.grammar.build import Builder, BuildError
+from engine.grammar.counts import check_counts
 from engine.grammar.document import SchemaDocument, json_text
 from engine.grammar.report import Finding, SchemaReport
 from engine.grammar.schema_source import SchemaSource, compile_schema
@@ -77,6 +78,7 @@ def _compile(
     try:
         key = (json_text(holder.schema), lax)
         if key not in known:
+            check_counts(holder.schema, builder.limits)
             known[key] = compile_schema(holder.schema, lax, builder)
         return known[key]
     except SchemaError as error:

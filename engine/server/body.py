@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
-from engine.document import DocumentError, TooDeepError, read_document
+from engine.document import DocumentError, TooDeepError, is_deeper, read_document
 from engine.server.problem import HttpError, refusal
 
 MAX_DEPTH = 128
@@ -63,7 +63,8 @@ def parse_json(text: str, what: str) -> Any:
         raise _too_deep(what) from None
     except DocumentError as error:
         raise refusal(f"{what} is not JSON: {error}"[:300], code="invalid_json") from None
-    _check_depth(value, what)
+    if is_deeper(value, MAX_DEPTH):
+        raise _too_deep(what)
     if "\\u" in text:
         _check_surrogates(value, what)
     return value
@@ -80,20 +81,6 @@ def _check_type(request: Request) -> None:
         )
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise HttpError(415, "the body must not be compressed", code="unsupported_content_encoding")
-
-
-def _check_depth(value: Any, what: str) -> None:
-    level = [value] if isinstance(value, dict | list) else []
-    for _ in range(MAX_DEPTH + 1):
-        level = [
-            child
-            for item in level
-            for child in (item.values() if isinstance(item, dict) else item)
-            if isinstance(child, dict | list)
-        ]
-        if not level:
-            return
-    raise _too_deep(what)
 
 
 def _check_surrogates(value: Any, what: str) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import random
+import string
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +50,45 @@ def opened(folder: Path, vocab_size: int = VOCAB) -> Tokenizer:
 
 def chat(content: str, role: str = "user") -> list[dict[str, str]]:
     return [{"role": role, "content": content}]
+
+
+class Malloc(ctypes.Structure):
+    """glibc's struct mallinfo2."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def bytes_in_use() -> int:
+    """Bytes that the C library has given out and not got back."""
+    tell = ctypes.CDLL(None).mallinfo2
+    tell.restype = Malloc
+    told = tell()
+    return int(told.uordblks + told.hblkhd)
+
+
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="this C library does not tell what is held"
+)
+def test_nothing_is_kept_of_the_texts_that_were_read(tokenizer: Tokenizer) -> None:
+    words = random.Random(0)
+
+    def read(count: int) -> None:
+        for _ in range(count):
+            text = "".join(words.choices(string.ascii_lowercase, k=200))
+            tokenizer.encode(text)
+            tokenizer.apply_chat_template(chat(text))
+
+    read(10)
+    before = bytes_in_use()
+    read(500)
+    # 1.6 MB an encoder where each keeps them
+    assert bytes_in_use() - before < 200_000
 
 
 @given(text=TEXT)
