@@ -154,7 +154,7 @@ HASTY = Patience(first_event_s=0.4, event_s=0.4, total_s=1.5)
         (JSONResponse({"choices": []}), "text/event-stream"),
         (Response(status_code=307, headers={"location": "/v1/models"}), "HTTP 307"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_fails_is_a_failure_with_its_reason_in_one_line(
     server: Foreign, script: Any, words: str

@@ -179,7 +179,7 @@ CALLED = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 60}
 BODIES: list[tuple[str, dict[str, Any]]] = [
     (CHAT, chat_body()),
     (CHAT, chat_body(n=2, logprobs=True, top_logprobs=2, return_token_ids=True)),
-    (CHAT, chat_body(guided_json={**SCHEMA, "additionalProperties": False}, max_tokens=40)),
+    (CHAT, chat_body(guided_choice=["a"], max_tokens=40, reasoning_effort="none")),
     (CHAT, chat_body(**CALLED)),
     (COMPLETIONS, {"model": MODEL, "prompt": "x"}),
     (COMPLETIONS, {"model": MODEL, "prompt": [[1, 2], "x"], "logprobs": 1, "n": 2}),

@@ -48,8 +48,10 @@ def test_lane_and_drafts_are_those_asked_for(measured: Live) -> None:
 
 def test_overrides_change_no_token(measured: Live) -> None:
     bodies = [{}, {"lane": "serial"}, {"draft": 0}, {"lane": "serial", "draft": 2}]
-    answers = [measured.chat("tell", fm=fm).json() for fm in bodies]
-    assert len({answer["choices"][0]["message"]["content"] for answer in answers}) == 1
+    answers = [measured.chat("tell", fm=fm, return_token_ids=True).json() for fm in bodies]
+    ids = [answer["choices"][0]["token_ids"] for answer in answers]
+    assert ids == ids[:1] * len(bodies)
+    assert len(ids[0]) == 8
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,13 @@ SAMPLED = {
 CLOSERS = {'"': 6, "}": 6, "]": 6, "\\": -100}
 """Biases under which random documents come to an end."""
 
+LONG = (
+    "a reference into a branch",
+    "a thousand items",
+    "optional keys come in their place or not at all",
+)
+"""Schemas whose documents rarely end within the budget of these rows."""
+
 
 @pytest.mark.parametrize("name", SAMPLED)
 def test_what_is_drawn_under_a_schema_is_valid(tiny: Live, name: str) -> None:
@@ -153,8 +160,10 @@ def test_what_is_drawn_under_a_schema_is_valid(tiny: Live, name: str) -> None:
         max_tokens=48,
         logit_bias={str(ord(char)): bias for char, bias in CLOSERS.items()},
         response_format=schema_format(SAMPLED[name]),
+        reasoning_effort="none",
     )
     ended = [choice for choice in reply.choices if choice.reasons == ["stop"]]
+    assert ended or name in LONG
     assert all(is_valid(SAMPLED[name], choice.text) for choice in ended)
     expected = "enforced" if len(ended) == 4 else "failed"
     assert reply.usage["conformance"] == expected
