@@ -29,6 +29,7 @@ from tests.engine.server.live import CHAT, MODEL, Live, chat_body
 pytestmark = pytest.mark.skipif(not CASES.is_dir(), reason="the collected cases are not here")
 
 GOOD = chat_body(max_tokens=2)
+AT_ONCE = {"reasoning_effort": "none"}
 SENT = {"serial": False, "batch+spec": True}
 """Lane -> whether it streams: the two that have least in common; the tests beside take them all."""
 REFUSED = (400, 422)
@@ -203,7 +204,7 @@ def test_a_schema_is_enforced_or_refused_at_once(
     form = row.get("response_format") or schema_format(row["schema"])
     for temperature, stream in enumerate(MODES.values()):
         body = chat_body(temperature=temperature, seed=5, max_tokens=64, response_format=form)
-        body |= {"stream": stream, "return_token_ids": True, "reasoning_effort": "none"}
+        body |= {"stream": stream, "return_token_ids": True, **AT_ONCE}
         body |= {"stream_options": {"include_usage": True}} if stream else {}
         began_s = time.monotonic()
         answer = tiny.client.post(CHAT, json=body)
@@ -222,7 +223,7 @@ def test_a_schema_is_enforced_or_refused_at_once(
 
 @pytest.mark.parametrize("row", rows("so-22"))
 def test_a_mask_comes_before_the_sampler(tiny: Live, row: dict[str, Any]) -> None:
-    body = at_home(INPUTS["so-22"]["template"]["body"]) | row
+    body = at_home(INPUTS["so-22"]["template"]["body"]) | row | AT_ONCE
     if "logit_bias" in row:
         body["logit_bias"] = {str(ord('"')): bias for bias in row["logit_bias"].values()}
     reply = ask(tiny, CHAT, body, stream=True)
@@ -241,7 +242,8 @@ def bodies() -> Iterator[Any]:
 @pytest.mark.parametrize("body", list(bodies()))
 def test_a_body_gives_the_same_reply_in_every_lane(tiny: Live, body: dict[str, Any]) -> None:
     replies = [
-        ask(tiny, CHAT, body | {"fm": LANES[lane]}, stream=stream) for lane, stream in SENT.items()
+        ask(tiny, CHAT, body | AT_ONCE | {"fm": LANES[lane]}, stream=stream)
+        for lane, stream in SENT.items()
     ]
     assert all(reply.said.outcome == replies[0].said.outcome for reply in replies)
     said, form = replies[0].said, body.get("response_format")
