@@ -320,11 +320,11 @@ def test_a_cell_that_names_a_running_server_is_asked_of_it(target: HttpTarget) -
     cell = CATALOGUE.get(f"{url}+batch2")
     assert cell.key == CellName(rows=2, is_peer=True, url=url)
     assert cell.kind is CellKind.PEER
-    target.check(cell, CHAT)
-    record = target.run(job_of(cell, count=2), lambda tokens: None)
-    assert [row.text for row in measured(record)] == [
-        row.text for row in measured(run(target, "serial", count=2))
-    ]
+    target.check(cell, PEOPLE)
+    record = target.run(job_of(cell, PEOPLE, count=2), lambda tokens: None)
+    texts = [row.text for row in measured(record)]
+    assert texts == [row.text for row in measured(run(target, "serial", PEOPLE, count=2))]
+    assert all(texts), "this workload's replies do not reason"
 
 
 def test_threads_are_left_behind_by_nobody(target: HttpTarget) -> None:
