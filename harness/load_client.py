@@ -53,21 +53,30 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request, encoded before any time is taken."""
+    """One request, encoded before any time is taken.
+
+    Args:
+        is_stream: whether the reply has to be a stream of events; else it is one document.
+    """
 
     path: str
     body: bytes
+    is_stream: bool = True
 
     @classmethod
     def of(cls, path: str, fields: Mapping[str, Any]) -> Self:
-        """Encode a body."""
-        return cls(path, json.dumps(fields, allow_nan=False).encode())
+        """Encode a body, which says itself whether it asks for a stream."""
+        body = json.dumps(fields, allow_nan=False).encode()
+        return cls(path, body, bool(fields.get("stream")))
 
 
 class Reply(Protocol):
-    """What takes the documents of a stream in."""
+    """What takes the documents of a stream in, or the one of a whole reply."""
 
-    finish_reason: str | None
+    @property
+    def finish_reason(self) -> str | None:
+        """Why it ended, None before it has."""
+        ...
 
     def see(self, document: Any, now_s: float) -> int:
         """Take one in; returns the tokens it brought."""
@@ -75,6 +84,7 @@ class Reply(Protocol):
 
 
 R = TypeVar("R", bound=Reply)
+T = TypeVar("T")
 
 OnEvent = Callable[[float, int], None]
 """Called with how late an event may have been read, and its tokens."""
@@ -99,6 +109,11 @@ class Exchange(Generic[R]):
     error: str | None = None
     retries: int = 0
     events: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """From the instant it was due to its end."""
+        return self.ended_s - self.due_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +243,17 @@ class LoadClient(Generic[R]):
 
         return self._run(asks, on_tokens, drive)
 
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run work that sends by `exchange`, in the client's loop.
+
+        Raises:
+            KeyboardInterrupt: a signal came; the work was cancelled.
+        """
+        try:
+            return self._runner.run(_interruptible(work))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+
     # -- inside the event loop -----------------------------------------------------------------
 
     def _run(
@@ -238,10 +264,7 @@ class LoadClient(Generic[R]):
     ) -> Load[R]:
         running = _Running(self, asks, on_tokens)
         waited_s, started_s = processor_wait_s(), self._clock()
-        try:
-            self._runner.run(_interruptible(drive(running)))
-        except asyncio.CancelledError:
-            raise KeyboardInterrupt from None
+        self.run(drive(running))
         wall_s, delay = self._clock() - started_s, running.delay
         # While the thread waits for a processor, all live streams do.
         streams = delay.stream_s / wall_s if wall_s > 0 else 0.0
@@ -259,8 +282,10 @@ class LoadClient(Generic[R]):
         except (httpx2.HTTPError, ValueError) as error:
             raise FmError(f"{self._url}{path}: {_said(error)}") from None
 
-    async def exchange(self, ask: Ask, due_s: float, on_event: OnEvent) -> Exchange[R]:
-        """Send one request and read its stream to the end; what goes wrong is in the result."""
+    async def exchange(
+        self, ask: Ask, due_s: float, on_event: OnEvent = lambda _late_s, _tokens: None
+    ) -> Exchange[R]:
+        """Send one request and read its reply to the end; what goes wrong is in the result."""
         found = Exchange(due_s, self._reply())
         try:
             async with asyncio.timeout(self.patience.total_s) as whole:
@@ -282,7 +307,8 @@ class LoadClient(Generic[R]):
     async def _attempt(self, ask: Ask, found: Exchange[R], on_event: OnEvent) -> float | None:
         """Send a request; returns the seconds after which a 429 asks for another attempt."""
         patience, loop = self.patience, asyncio.get_running_loop()
-        headers = {"content-type": "application/json", "accept": "text/event-stream"}
+        accept = "text/event-stream" if ask.is_stream else "application/json"
+        headers = {"content-type": "application/json", "accept": accept}
         try:
             async with (
                 asyncio.timeout(patience.first_event_s) as pause,
@@ -294,7 +320,8 @@ class LoadClient(Generic[R]):
                 if answer.status_code != 200:
                     raise StreamError(_problem(answer.status_code, await _beginning(answer)))
                 stream = watched(answer, self._selector, self._clock)
-                async with aclosing(read_events(answer)) as events:
+                read = read_events if ask.is_stream else _read_whole
+                async with aclosing(read(answer)) as events:
                     async for data in events:
                         now_s = self._clock()
                         pause.reschedule(loop.time() + patience.event_s)
@@ -313,7 +340,7 @@ class LoadClient(Generic[R]):
         return None
 
 
-async def _interruptible(work: Coroutine[Any, Any, None]) -> None:
+async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
     """Let the signals that interrupt a run cancel the work, which then lets go of everything.
 
     An exception that a handler raises somewhere in the middle of an event loop breaks it.
@@ -326,7 +353,7 @@ async def _interruptible(work: Coroutine[Any, Any, None]) -> None:
     for number in before:
         loop.add_signal_handler(number, task.cancel)
     try:
-        await work
+        return await work
     finally:
         for number, handler in before.items():
             loop.remove_signal_handler(number)
@@ -374,6 +401,16 @@ async def read_events(answer: httpx2.Response) -> AsyncGenerator[str]:
     async for event in httpx2.EventSource(answer, max_event_size=MAX_EVENT_BYTES):
         if event.data:
             yield event.data
+
+
+async def _read_whole(answer: httpx2.Response) -> AsyncGenerator[str]:
+    """Yield a body as the one event of a stream.
+
+    Raises:
+        httpx2.HTTPError: the connection broke.
+    """
+    yield (await answer.aread()).decode("utf-8", "replace")
+    yield DONE
 
 
 def _document(data: str) -> Any:

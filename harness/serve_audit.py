@@ -18,10 +18,10 @@ import click
 
 from engine.errors import FmError
 from harness.serve_beside import large_schema, long_prompt, refusals
-from harness.serve_client import Finding, Served, served
 from harness.serve_conform import conformance
 from harness.serve_load import disconnects, load
 from harness.serve_overhead import overhead
+from harness.serve_subject import Finding, Served, served
 
 TINY = "tiny-thinking"
 FLAGS = ("--batch", "16", "--num-draft-tokens", "3", "--allow-overrides")

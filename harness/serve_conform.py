@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,9 @@ from engine.models.load import load_model
 from engine.oracle import Oracle
 from engine.request import Completion, FinishReason, Request
 from harness.audit import Check, compare
-from harness.serve_client import CHAT, Client, Finding, Heard, Served, client_of
+from harness.http_target import CHAT
+from harness.load_client import Ask
+from harness.serve_subject import Answer, Finding, Served
 from harness.validation import schema_check
 from harness.workload import Prompt, load_workload
 
@@ -60,17 +61,17 @@ class Reference:
         self.completions = Engine(model, EngineConfig()).generate(self.requests)
         self._oracle = Oracle(model)
 
-    def compare(self, heard: Sequence[Heard]) -> Check:
+    def compare(self, heard: Sequence[Answer]) -> Check:
         """Compare what was heard with the reference; near-ties are told apart by the oracle."""
         check = Check("replies", 0.0)
         for request, item, expected in zip(self.requests, heard, self.completions, strict=True):
             said = Completion(
                 request_id="",
                 prompt_tokens=len(request.prompt_ids),
-                token_ids=tuple(item.token_ids),
-                text=item.texts.get(0, ""),
-                finish_reason=FinishReason(item.finish_reasons.get(0, "error")),
-                error=item.problem,
+                token_ids=tuple(item.reply.token_ids),
+                text=item.reply.texts.get(0, ""),
+                finish_reason=FinishReason(item.reply.finish_reasons.get(0, "error")),
+                error=item.error,
             )
             compare(check, self._oracle, request, said, expected.token_ids)
             if said.token_ids == expected.token_ids and said.text != expected.text:
@@ -84,7 +85,7 @@ def conformance(server: Served, count: int) -> Finding:
     found = Finding("conformance")
     replies = conforming = equal = near_ties = 0
     for drafts, concurrency, is_stream in product(DRAFTS, CONCURRENCIES, (False, True)):
-        heard = asyncio.run(_ask_all(server, reference, concurrency, drafts, is_stream))
+        heard = _ask_all(server, reference, concurrency, drafts, is_stream)
         kind = "streamed" if is_stream else "whole"
         place = f"{drafts} drafted, {concurrency} at a time, {kind}"
         problems = [_problem(p, h) for p, h in zip(reference.prompts, heard, strict=True)]
@@ -93,7 +94,7 @@ def conformance(server: Served, count: int) -> Finding:
         found.failures += [f"{place}: {problem}" for problem in check.failures]
         if not check.passed and not check.failures:
             found.failures.append(f"{place}: {len(check.near_ties)} near-ties")
-        if any((item.usage["speculation"]["drafted"] > 0) > (drafts > 0) for item in heard):
+        if drafts == 0 and any(_drafted(item) for item in heard):
             found.failures.append(f"{place}: something was drafted")
         replies += len(heard)
         conforming += problems.count(None)
@@ -109,21 +110,19 @@ def conformance(server: Served, count: int) -> Finding:
     return found
 
 
-async def _ask_all(
+def _ask_all(
     server: Served, reference: Reference, concurrency: int, drafts: int, is_stream: bool
-) -> list[Heard]:
-    room = asyncio.Semaphore(concurrency)
-    async with client_of(server, concurrency) as client:
-        bodies = [
-            {**_body(server, reference, prompt, is_stream), "fm": {"draft": drafts}}
-            for prompt in reference.prompts
-        ]
-        return await asyncio.gather(*(_ask(client, room, body) for body in bodies))
+) -> tuple[Answer, ...]:
+    asks = [
+        Ask.of(CHAT, {**_body(server, reference, prompt, is_stream), "fm": {"draft": drafts}})
+        for prompt in reference.prompts
+    ]
+    with server.client(concurrency) as client:
+        return client.closed_loop(asks, concurrency).exchanges
 
 
-async def _ask(client: Client, room: asyncio.Semaphore, body: dict[str, Any]) -> Heard:
-    async with room:
-        return await client.ask(CHAT, body)
+def _drafted(heard: Answer) -> int:
+    return int(heard.reply.usage.get("speculation", {}).get("drafted", 0))
 
 
 def _body(server: Served, reference: Reference, prompt: Prompt, is_stream: bool) -> dict[str, Any]:
@@ -141,14 +140,15 @@ def _body(server: Served, reference: Reference, prompt: Prompt, is_stream: bool)
     }
 
 
-def _problem(prompt: Prompt, heard: Heard) -> str | None:
+def _problem(prompt: Prompt, heard: Answer) -> str | None:
     """Return why a reply does not conform, None when it does."""
-    if heard.problem is not None:
-        return heard.problem
-    if heard.finish_reasons != {0: "stop"} or heard.usage.get("conformance") != "enforced":
-        return f"{prompt.id}: {heard.finish_reasons}, {heard.usage.get('conformance')}"
+    if heard.error is not None:
+        return heard.error
+    said, told = heard.reply, heard.reply.usage.get("conformance")
+    if said.finish_reasons != {0: "stop"} or told != "enforced":
+        return f"{prompt.id}: {said.finish_reasons}, {told}"
     assert prompt.schema is not None
     try:
-        return schema_check(prompt.schema).first_error(read_document(heard.texts[0]))
+        return schema_check(prompt.schema).first_error(read_document(said.texts[0]))
     except DocumentError as error:
-        return f"{prompt.id}: {error} in {json.dumps(heard.texts[0])[:80]}"
+        return f"{prompt.id}: {error} in {json.dumps(said.texts[0])[:80]}"

@@ -7,7 +7,8 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -15,7 +16,15 @@ import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.server.lag import quantile
-from harness.serve_client import CHAT, COMPLETIONS, Client, Finding, Heard, Served, client_of
+from harness.http_target import CHAT
+from harness.load_client import Ask, Load
+from harness.serve_subject import (
+    COMPLETIONS,
+    AuditClient,
+    Finding,
+    Heard,
+    Served,
+)
 
 CONCURRENCY = 32
 MAX_LAG_S = 0.05
@@ -54,30 +63,40 @@ def requests(model: str, count: int, seed: int) -> Iterator[tuple[str, dict[str,
             yield COMPLETIONS, {**body, "prompt": text}
 
 
+@dataclass(slots=True)
+class _Memory:
+    """Readings of a server's resident memory, taken as events come."""
+
+    server: Served
+    readings: list[int] = field(default_factory=list)
+    _next_s: float = 0.0
+
+    def __call__(self, _tokens: int) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self.readings.append(self.server.resident_bytes)
+            self._next_s = now_s + SAMPLE_S
+
+
 def load(server: Served, count: int, seed: int, patience: float) -> Finding:
     """Send many short requests, so many at a time; time, memory and the loop's lag are watched."""
-    return asyncio.run(_load(server, count, seed, patience))
-
-
-async def _load(server: Served, count: int, seed: int, patience: float) -> Finding:
-    found = Finding("load")
-    async with client_of(server, CONCURRENCY) as client:
-        await _send(client, list(requests(server.model, 4 * CONCURRENCY, seed + 1)), found)
-        memory: list[int] = []
-        before, began_s = _lags(server), time.monotonic()
-        watching = asyncio.create_task(_watch(server, memory))
-        heard = await _send(client, list(requests(server.model, count, seed)), found)
-        seconds = time.monotonic() - began_s
-        watching.cancel()
-    counts = [after - then for after, then in zip(_lags(server), before, strict=True)]
-    quarter = max(1, len(memory) // 4)
-    first, last = median(memory[:quarter]), median(memory[-quarter:])
+    found, memory = Finding("load"), _Memory(server)
+    with server.client(CONCURRENCY) as client:
+        warm = list(requests(server.model, 4 * CONCURRENCY, seed + 1))
+        _check(found, warm, client.closed_loop(_asks(warm), CONCURRENCY))
+        before, measured = _lags(server), list(requests(server.model, count, seed))
+        sent = client.closed_loop(_asks(measured), CONCURRENCY, memory)
+        _check(found, measured, sent)
+        counts = [after - then for after, then in zip(_lags(server), before, strict=True)]
+        _check_idle(client, found)
+    quarter = max(1, len(memory.readings) // 4)
+    first, last = median(memory.readings[:quarter]), median(memory.readings[-quarter:])
     lag_s = quantile(counts, 0.99) or 0.0
-    times = sorted(item.seconds for item in heard)
+    times = sorted(item.seconds for item in sent.exchanges)
     found.figures = {
         "requests": count,
         "concurrency": CONCURRENCY,
-        "requests_per_s": count / seconds,
+        "requests_per_s": count / sent.wall_s,
         "latency_p50_ms": 1000 * median(times),
         "latency_p99_ms": 1000 * times[int(0.99 * (len(times) - 1))],
         "lag_p50_ms": 1000 * (quantile(counts, 0.5) or 0.0),
@@ -90,38 +109,25 @@ async def _load(server: Served, count: int, seed: int, patience: float) -> Findi
         found.failures.append(f"the 99th percentile of the event loop's lag is {lag_s:.3f} s")
     if last > first * (1 + FLAT * patience):
         found.failures.append(f"resident memory grows by {last / first - 1:.1%}")
-    _check_idle(server, found)
     return found
 
 
-async def _send(
-    client: Client, asks: list[tuple[str, dict[str, Any]]], found: Finding
-) -> list[Heard]:
-    waiting = iter(asks)
-    heard: list[Heard] = []
-
-    async def go_on() -> None:
-        for path, body in waiting:
-            item = await client.ask(path, body)
-            heard.append(item)
-            if item.problem is not None:
-                found.failures.append(f"{path}: {item.problem}")
-            elif len(item.finish_reasons) != body.get("n", 1):
-                found.failures.append(f"{path}: {len(item.finish_reasons)} choices ended")
-
-    await asyncio.gather(*(go_on() for _ in range(CONCURRENCY)))
-    return heard
+def _asks(sent: Sequence[tuple[str, dict[str, Any]]]) -> list[Ask]:
+    return [Ask.of(path, body) for path, body in sent]
 
 
-async def _watch(server: Served, memory: list[int]) -> None:
-    while True:
-        memory.append(server.resident_bytes)
-        await asyncio.sleep(SAMPLE_S)
+def _check(found: Finding, sent: Sequence[tuple[str, dict[str, Any]]], heard: Load[Heard]) -> None:
+    """Note every request that failed, or of which not every choice ended."""
+    for (path, body), item in zip(sent, heard.exchanges, strict=True):
+        if item.error is not None:
+            found.failures.append(f"{path}: {item.error}")
+        elif len(item.reply.finish_reasons) != body.get("n", 1):
+            found.failures.append(f"{path}: {len(item.reply.finish_reasons)} choices ended")
 
 
 def _lags(server: Served) -> list[int]:
     """Return the counts of the loop's lag so far, as engine.server.lag has them."""
-    text = httpx2.get(f"{server.url}/metrics", timeout=60).text
+    text = httpx2.get(f"{server.url}/metrics", timeout=60, trust_env=False).text
     sums = [
         int(sample.value)
         for family in text_string_to_metric_families(text)
@@ -133,30 +139,19 @@ def _lags(server: Served) -> list[int]:
 
 def disconnects(server: Served, count: int, seed: int) -> Finding:
     """Leave many requests before, during and after their first event."""
-    return asyncio.run(_disconnects(server, count, seed))
-
-
-async def _disconnects(server: Served, count: int, seed: int) -> Finding:
     found, rng = Finding("disconnects"), random.Random(seed)
     body = _long(server.model)
-    short = {**body, "max_tokens": 12}
-    async with client_of(server, 1) as client:
-        expected = await client.ask(CHAT, short)
-        _check_idle(server, found)
-        before = server.stats()
-        plans = [(rng.choice(PHASES), rng.random() < 0.5, rng.random()) for _ in range(count)]
-        waiting, left = iter(plans), Counter[str]()
-
-        async def go_on() -> None:
-            for phase, is_stream, delay in waiting:
-                await _leave(server, {**body, "stream": is_stream}, phase, delay * MAX_DELAY_S)
-                left[phase] += 1
-
-        await asyncio.gather(*(go_on() for _ in range(LEAVERS)))
-        idle_s = _check_idle(server, found)
-        again = await client.ask(CHAT, short)
-        _check_idle(server, found)
-        after = server.stats()
+    again = Ask.of(CHAT, {**body, "max_tokens": 12})
+    plans = [(rng.choice(PHASES), rng.random() < 0.5, rng.random()) for _ in range(count)]
+    with server.client(1) as client:
+        (expected,) = client.closed_loop([again], 1).exchanges
+        _check_idle(client, found)
+        before = _stats(client)
+        left = client.run(_leave_all(server, body, plans))
+        idle_s = _check_idle(client, found)
+        (heard,) = client.closed_loop([again], 1).exchanges
+        _check_idle(client, found)
+        after = _stats(client)
     cancelled = _cancelled(after) - _cancelled(before)
     kept = after["kv"]["bytes"] - before["kv"]["bytes"]
     found.figures = {
@@ -168,10 +163,31 @@ async def _disconnects(server: Served, count: int, seed: int) -> Finding:
     }
     if kept > 0:
         found.failures.append(f"{kept} bytes of keys and values are kept")
-    if not expected.texts or again.texts != expected.texts or again.problem is not None:
+    said = expected.reply.texts
+    if not said or heard.reply.texts != said or heard.error is not None:
         found.failures.append("the next request is not answered as before")
     if cancelled == 0 and count:
         found.failures.append("no row was live when its client left")
+    return found
+
+
+async def _leave_all(
+    server: Served, body: Mapping[str, Any], plans: Sequence[tuple[str, bool, float]]
+) -> Counter[str]:
+    """Leave as planned: when, of a stream or not, and how late; returns how often when."""
+    waiting, left = iter(plans), Counter[str]()
+
+    async def go_on() -> None:
+        for phase, is_stream, delay in waiting:
+            await _leave(server, {**body, "stream": is_stream}, phase, delay * MAX_DELAY_S)
+            left[phase] += 1
+
+    await asyncio.gather(*(go_on() for _ in range(LEAVERS)))
+    return left
+
+
+def _stats(client: AuditClient) -> dict[str, Any]:
+    found: dict[str, Any] = client.fetch("GET", "/stats")
     return found
 
 
@@ -213,11 +229,11 @@ async def _leave(server: Served, body: Mapping[str, Any], phase: str, delay_s: f
     writer.transport.abort()
 
 
-def _check_idle(server: Served, found: Finding) -> float:
+def _check_idle(client: AuditClient, found: Finding) -> float:
     """Wait until no row is left; returns how long that took, in seconds."""
     began_s = time.monotonic()
     while True:
-        stats = server.stats()
+        stats = _stats(client)
         rows = stats["rows"]
         held = {name: rows[name] for name in ("live", "active", "pending")}
         held["projected_bytes"] = stats["kv"]["projected_bytes"]

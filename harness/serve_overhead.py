@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,13 +11,8 @@ from engine.config import EngineConfig
 from engine.loop import Engine
 from engine.models.load import load_model
 from engine.request import Request, SamplingParams
-from harness.serve_client import (
-    COMPLETIONS,
-    Client,
-    Finding,
-    Served,
-    client_of,
-)
+from harness.load_client import Ask
+from harness.serve_subject import COMPLETIONS, AuditClient, Finding, Served
 from harness.server_process import ServerError
 
 LEAST_RATIO = 0.97
@@ -49,22 +43,22 @@ def overhead(server: Served, rounds: int, tokens: int, patience: float) -> Findi
     """
     engine = Engine(load_model(server.model), EngineConfig())
     prompt_ids = tuple(engine.model.tokenizer.encode(PROMPT, add_special_tokens=True))
-    here, there = asyncio.run(_in_turns(engine, server, prompt_ids, rounds, tokens))
+    here, there = _in_turns(engine, server, prompt_ids, rounds, tokens)
     return _judged(server.model, here, there, patience)
 
 
-async def _in_turns(
+def _in_turns(
     engine: Engine, server: Served, prompt_ids: tuple[int, ...], rounds: int, tokens: int
 ) -> tuple[list[Timed], list[Timed]]:
     """Return what was timed in process and over HTTP; a first round warms both up."""
     here: list[Timed] = []
     there: list[Timed] = []
-    async with client_of(server, 1) as client:
+    with server.client(1) as client:
         for index in range(rounds + 1):
             turns = [(0, here), (1, there)] if index % 2 else [(1, there), (0, here)]
             for is_http, kept in turns:
                 if is_http:
-                    kept.append(await _over_http(client, server.model, prompt_ids, tokens))
+                    kept.append(_over_http(client, server.model, prompt_ids, tokens))
                 else:
                     kept.append(_in_process(engine, prompt_ids, tokens))
     return here[1:], there[1:]
@@ -116,7 +110,7 @@ def _in_process(engine: Engine, prompt_ids: tuple[int, ...], tokens: int) -> Tim
     return Timed(first_s - began_s, (len(ids) - 1) / (ended_s - first_s), ids)
 
 
-async def _over_http(client: Client, model: str, prompt_ids: tuple[int, ...], tokens: int) -> Timed:
+def _over_http(client: AuditClient, model: str, prompt_ids: tuple[int, ...], tokens: int) -> Timed:
     body = {
         "model": model,
         "prompt": list(prompt_ids),
@@ -127,9 +121,9 @@ async def _over_http(client: Client, model: str, prompt_ids: tuple[int, ...], to
         "return_token_ids": True,
         "fm": {"lane": "serial", "draft": 0},
     }
-    heard = await client.ask(COMPLETIONS, body)
-    ids, events_s = tuple(heard.token_ids), heard.events_s
-    if heard.problem is not None or len(ids) != tokens:
-        raise ServerError(f"a reply of {len(ids)} tokens: {heard.problem}")
+    (heard,) = client.closed_loop([Ask.of(COMPLETIONS, body)], 1).exchanges
+    ids, events_s = tuple(heard.reply.token_ids), heard.reply.events_s
+    if heard.error is not None or len(ids) != tokens:
+        raise ServerError(f"a reply of {len(ids)} tokens: {heard.error}")
     rate = (len(ids) - 1) / (events_s[-1] - events_s[0])
-    return Timed(events_s[0] - heard.began_s, rate, ids)
+    return Timed(events_s[0] - heard.due_s, rate, ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import socket
 from collections.abc import Callable
@@ -82,7 +83,7 @@ def serve(
             open_engine,
             max_waiting=config.max_waiting,
             stuck_after_s=config.stuck_after_s,
-            on_open=lambda _engine: tell(f"serving {name} on {url}/v1"),
+            on_open=lambda _engine: _begin(lambda: tell(f"serving {name} on {url}/v1")),
         )
         server = Server(config, name, worker)
         listener = Listener(uvicorn_config(config, server), worker, server.lag)
@@ -96,6 +97,17 @@ def serve(
         raise worker.failure
     if worker.failure is not None:
         raise FmError(f"the engine thread ended: {type(worker.failure).__name__}")
+
+
+def _begin(tell: Callable[[], None]) -> None:
+    """Set aside all that is there before the first request: modules, the model, tokenizers.
+
+    Those are a quarter of a million objects that live as long as the process. Looking through them
+    for garbage, time and again, held every thread for 0.04 to 0.2 s.
+    """
+    gc.collect()
+    gc.freeze()
+    tell()
 
 
 def uvicorn_config(config: ServerConfig, server: Server) -> uvicorn.Config:

@@ -36,7 +36,10 @@ def client_of(server: Foreign, connections: int = 8, **options: Any) -> LoadClie
 
 
 def asks(count: int) -> list[Ask]:
-    return [Ask.of(CHAT, {"model": "words", "number": number}) for number in range(count)]
+    return [
+        Ask.of(CHAT, {"model": "words", "number": number, "stream": True})
+        for number in range(count)
+    ]
 
 
 def one(server: Foreign, **options: Any) -> Exchange[ChatReply]:
@@ -167,6 +170,29 @@ def test_what_fails_is_a_failure_with_its_reason_in_one_line(
     assert found.ended_s >= found.due_s
     assert found.retries == 0
     assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        (JSONResponse({"choices": [{"text": "one", "finish_reason": "stop"}]}), None),
+        (JSONResponse({"choices": [{"text": "one"}]}), "without a finish_reason"),
+        (Response("one"), "no JSON"),
+        (JSONResponse({"error": {"message": "busy"}}, 503), "HTTP 503: busy"),
+    ],
+    ids=["whole", "unfinished", "text", "refused"],
+)
+def test_a_reply_that_is_no_stream_is_one_document(
+    server: Foreign, said: Response, error: str | None
+) -> None:
+    server.script = lambda _body: said
+    with client_of(server) as client:
+        (found,) = client.closed_loop([Ask.of(CHAT, {"model": "words"})], 1).exchanges
+    assert (found.error is None) == (error is None)
+    assert error is None or error in str(found.error)
+    assert found.ended_s > found.due_s
+    assert found.reply.text == ("" if "text" not in str(said.body) else "one")
+    assert server.headers[0]["accept"] == "application/json"
 
 
 def test_nobody_who_listens_is_a_failure() -> None:

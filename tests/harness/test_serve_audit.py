@@ -18,12 +18,13 @@ from engine.request import Constraint, ConstraintKind
 from engine.server.lag import BOUNDS_S, PERIOD_S, LoopLag, quantile
 from engine.testing import tiny_model
 from harness import serve_beside, serve_load, serve_overhead
+from harness.load_client import Exchange
 from harness.serve_audit import main
 from harness.serve_beside import over_limits
-from harness.serve_client import Client, Finding, Heard, Served, served
 from harness.serve_conform import Reference, _problem
 from harness.serve_load import _check_idle, disconnects, load, requests
 from harness.serve_overhead import Timed
+from harness.serve_subject import Answer, Finding, Heard, Served, served
 
 SMALL = ("--requests", "150", "--disconnects", "40", "--prompts", "2", "--prompt-tokens", "500")
 SMALL_ROUNDS = ("--rounds", "2", "--tokens", "16", "--patience", "20")
@@ -74,23 +75,24 @@ def test_bounds_that_are_passed_fail_the_audit(
 def test_a_reply_that_changes_and_rows_that_stay_are_seen(
     server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask, asked = Client.ask, []
+    see, seen = Heard.see, []
 
-    async def changed(self: Client, path: str, body: Any, *more: Any) -> Heard:
-        heard = await ask(self, path, body, *more)
-        asked.append(body)
-        heard.texts[0] += str(len(asked))
-        return heard
+    def changed(self: Heard, document: Any, now_s: float) -> int:
+        tokens = see(self, document, now_s)
+        seen.append(document)
+        self.texts[0] += str(len(seen))
+        return tokens
 
     with monkeypatch.context() as patch:
-        patch.setattr(Client, "ask", changed)
+        patch.setattr(Heard, "see", changed)
         assert any("next request" in failure for failure in disconnects(server, 4, 0).failures)
     monkeypatch.setattr(serve_load, "IDLE_WITHIN_S", 0.2)
-    stats = server.stats()
-    stats["rows"]["active"] = 1
-    monkeypatch.setattr(Served, "stats", lambda _self: stats)
     found = Finding("idle")
-    _check_idle(server, found)
+    with server.client(1) as client:
+        stats = serve_load._stats(client)
+        stats["rows"]["active"] = 1
+        monkeypatch.setattr(serve_load, "_stats", lambda _client: stats)
+        _check_idle(client, found)
     assert "'active': 1" in found.failures[0]
 
 
@@ -109,15 +111,14 @@ def test_a_reply_that_breaks_its_schema_or_parts_from_the_engine_is_seen() -> No
     reference = Reference("tiny-thinking", 1)
     (prompt,), (said,) = reference.prompts, reference.completions
 
-    def heard(**changes: Any) -> Heard:
+    def heard(error: str | None = None, **changes: Any) -> Answer:
         fields: dict[str, Any] = {
-            "status": 200,
             "texts": {0: said.text},
             "token_ids": list(said.token_ids),
             "finish_reasons": {0: "stop"},
             "usage": {"conformance": "enforced"},
         }
-        return Heard(0.0, **{**fields, **changes})
+        return Exchange(0.0, Heard(**{**fields, **changes}), status=200, error=error)
 
     assert _problem(prompt, heard()) is None
     assert reference.compare([heard()]).passed
@@ -126,7 +127,7 @@ def test_a_reply_that_breaks_its_schema_or_parts_from_the_engine_is_seen() -> No
         {"texts": {0: "{}"}},
         {"finish_reasons": {0: "length"}},
         {"usage": {}},
-        {"problem": "gone"},
+        {"error": "gone"},
     ):
         assert _problem(prompt, heard(**changes)) is not None
     assert not reference.compare([heard(token_ids=[*said.token_ids[:-1], 7, 7])]).passed
