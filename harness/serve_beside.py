@@ -31,7 +31,7 @@ TRIES = 5
 def long_prompt(server: Served, prompt_tokens: int, patience: float) -> Finding:
     """Watch the gaps between events of live streams while a long prompt is read."""
     with server.client(STREAMS + 1) as client:
-        return client.run(_long_prompt(client, server.model, prompt_tokens, patience))
+        return client.run(_long_prompt(client, server.name, prompt_tokens, patience))
 
 
 async def _long_prompt(
@@ -108,7 +108,7 @@ def _gaps(live: list[list[float]], start_s: float, end_s: float) -> list[float]:
 def large_schema(server: Served) -> Finding:
     """Watch other requests while a schema compiles that takes long."""
     with server.client(2) as client:
-        return client.run(_large_schema(client, server.model))
+        return client.run(_large_schema(client, server.name))
 
 
 async def _large_schema(client: AuditClient, model: str) -> Finding:
@@ -197,7 +197,7 @@ def refusals(server: Served, patience: float) -> Finding:
     found = Finding("schemas over the limits")
     with server.client(1) as client:
         for name, schema in over_limits().items():
-            asks = [Ask.of(CHAT, _constrained(server.model, schema))] * TRIES
+            asks = [Ask.of(CHAT, _constrained(server.name, schema))] * TRIES
             heard = client.closed_loop(asks, 1).exchanges
             seconds = median(item.seconds for item in heard)
             found.figures[f"{name}_ms"] = 1000 * seconds

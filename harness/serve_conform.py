@@ -128,7 +128,7 @@ def _drafted(heard: Answer) -> int:
 def _body(server: Served, reference: Reference, prompt: Prompt, is_stream: bool) -> dict[str, Any]:
     schema = {"name": prompt.schema_name, "schema": prompt.schema}
     return {
-        "model": server.model,
+        "model": server.name,
         "messages": list(prompt.messages),
         "max_tokens": reference.max_tokens,
         "temperature": 0,

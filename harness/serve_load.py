@@ -82,9 +82,9 @@ def load(server: Served, count: int, seed: int, patience: float) -> Finding:
     """Send many short requests, so many at a time; time, memory and the loop's lag are watched."""
     found, memory = Finding("load"), _Memory(server)
     with server.client(CONCURRENCY) as client:
-        warm = list(requests(server.model, 4 * CONCURRENCY, seed + 1))
+        warm = list(requests(server.name, 4 * CONCURRENCY, seed + 1))
         _check(found, warm, client.closed_loop(_asks(warm), CONCURRENCY))
-        before, measured = _lags(server), list(requests(server.model, count, seed))
+        before, measured = _lags(server), list(requests(server.name, count, seed))
         sent = client.closed_loop(_asks(measured), CONCURRENCY, memory)
         _check(found, measured, sent)
         counts = [after - then for after, then in zip(_lags(server), before, strict=True)]
@@ -140,7 +140,7 @@ def _lags(server: Served) -> list[int]:
 def disconnects(server: Served, count: int, seed: int) -> Finding:
     """Leave many requests before, during and after their first event."""
     found, rng = Finding("disconnects"), random.Random(seed)
-    body = _long(server.model)
+    body = _long(server.name)
     again = Ask.of(CHAT, {**body, "max_tokens": 12})
     plans = [(rng.choice(PHASES), rng.random() < 0.5, rng.random()) for _ in range(count)]
     with server.client(1) as client:

@@ -58,7 +58,7 @@ def _in_turns(
             turns = [(0, here), (1, there)] if index % 2 else [(1, there), (0, here)]
             for is_http, kept in turns:
                 if is_http:
-                    kept.append(_over_http(client, server.model, prompt_ids, tokens))
+                    kept.append(_over_http(client, server.name, prompt_ids, tokens))
                 else:
                     kept.append(_in_process(engine, prompt_ids, tokens))
     return here[1:], there[1:]

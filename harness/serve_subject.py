@@ -10,9 +10,9 @@ from typing import Any
 import psutil
 
 from harness.chat_reply import StreamError
-from harness.http_target import LISTENING
 from harness.load_client import Exchange, LoadClient, Patience
-from harness.server_process import Launch, ServerProcess, python_command
+from harness.opening import served_name
+from harness.server_process import ServerProcess, fm_serve
 
 COMPLETIONS = "/v1/completions"
 PATIENCE = Patience(first_event_s=300.0, event_s=300.0, total_s=600.0)
@@ -73,13 +73,18 @@ class Served:
     """A server that answers.
 
     Args:
-        model: the id it serves.
+        model: what it was asked to serve: a name, or a path.
         pids: its processes.
     """
 
     url: str
     model: str
     pids: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """The id it serves."""
+        return served_name(self.model)
 
     @property
     def resident_bytes(self) -> int:
@@ -98,9 +103,7 @@ def served(model: str, *flags: str) -> Iterator[Served]:
     Raises:
         ServerError: it ended, or did not serve in time; with the last line it wrote.
     """
-    command = python_command("harness.cli", ("serve", "--model", model, "--port", "0", *flags))
-    launch = Launch(name=f"fm serve --model {model}", command=command, listening=LISTENING)
-    process = ServerProcess(launch, lambda _line: None)
+    process = ServerProcess(fm_serve(model, flags), lambda _line: None)
     try:
         yield Served(process.url, model, process.pids)
     finally:
