@@ -101,7 +101,9 @@ class EngineConfig:
     """How one engine runs. A lane is nothing but a choice of these values."""
 
     max_rows: int = setting(1, "rows decoded together; 1 is the serial lane", low=1, high=128)
-    drafter: str = setting("ngram", "draft source: a name in engine.draft.DRAFTERS")
+    drafter: str = setting(
+        "ngram", "draft source: ngram or two_model; a draft model means two_model"
+    )
     draft_model: str | None = setting(None, "model a two_model drafter loads")
     num_draft_tokens: int = setting(
         0,

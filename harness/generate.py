@@ -32,7 +32,9 @@ def read_schema(path: Path) -> Constraint:
     """Return the constraint of a schema file; raises RequestError when there is none in it."""
     try:
         value = read_document(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # DocumentError is a ValueError
+    except OSError as error:
+        raise RequestError(f"schema {path}: {error.strerror}; name a file of JSON") from None
+    except ValueError as error:  # DocumentError is one
         raise RequestError(f"schema {path}: {error}") from None
     return Constraint(kind=ConstraintKind.JSON_SCHEMA, value=value)
 
@@ -112,7 +114,8 @@ def generate(engine: Engine, request: Request, out: TextIO, err: TextIO) -> int:
     out.write("\n")
     completion = engine.completion(request_id)
     err.write(f"fm: {summary(completion, first_s, monotonic() - started_s)}\n")
-    return EXIT_FAILED if completion.finish_reason is FinishReason.ERROR else 0
+    is_failed = completion.finish_reason is FinishReason.ERROR or completion.conformance == "failed"
+    return EXIT_FAILED if is_failed else 0
 
 
 def summary(completion: Completion, first_s: float | None, seconds: float) -> str:

@@ -259,11 +259,20 @@ async def _no_response(_request: Request) -> Response:
     raise HttpError(404, message, param="response_id", code="not_found")
 
 
-def _answer_plainly(_request: Request, error: Exception) -> Response:
+def _answer_plainly(request: Request, error: Exception) -> Response:
     """Word the framework's own errors, an unknown path or method, as all others are."""
     assert isinstance(error, HTTPException)
+    path, allowed = request.url.path[:60], (error.headers or {}).get("Allow")
+    if error.status_code == 404:
+        message = (
+            f"there is nothing at {path!r}; the API's base URL ends with /v1, see /openapi.json"
+        )
+    elif allowed is not None:
+        message = f"{request.method[:20]} is not answered at {path!r}; send {allowed}"
+    else:
+        message = error.detail
     code = CODES.get(error.status_code)
-    problem = HttpError(error.status_code, error.detail, code=code)
+    problem = HttpError(error.status_code, message, code=code)
     return JSONResponse(problem.document, problem.status, headers=error.headers)
 
 

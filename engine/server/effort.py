@@ -55,7 +55,7 @@ def effort_options(
     else:
         raise refusal(
             f"{place} {effort} is not supported: the model's chat template reads no {DIAL}; "
-            f"set chat_template_kwargs.{SWITCH}, or leave it out",
+            f"leave it out, or say {NO_EFFORT}",
             place,
             "unsupported_value",
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import logging
 from collections.abc import Callable, Mapping
 
 from starlette.responses import JSONResponse
@@ -13,6 +15,8 @@ from engine.server.settings import OPEN_PATHS, ServerConfig, is_loopback
 
 CLIENT_LEFT = 499
 """Status under which a request is counted that nobody waited for."""
+
+LOGGER = logging.getLogger("fm.server")
 
 
 class Gate:
@@ -49,6 +53,9 @@ class Gate:
             if status == 0:
                 answer = JSONResponse(problem.document, problem.status, headers=problem.headers)
                 await answer(scope, receive, noted)
+        except asyncio.CancelledError:
+            # A second signal: the loop ends, and nobody is left to be told. uvicorn would log it.
+            LOGGER.debug("a reply was given up")
         finally:
             self._on_answer(scope["path"], status or CLIENT_LEFT)
 
@@ -76,4 +83,9 @@ class Gate:
         host = headers.get(b"host", b"").decode("latin-1")
         name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
         if not is_loopback(name):
-            raise HttpError(403, "the Host header must name this machine", code="wrong_host")
+            raise HttpError(
+                403,
+                f"the Host header names {host[:60]!r}, not this machine; start the server with "
+                "--api-key to be reached under other names",
+                code="wrong_host",
+            )

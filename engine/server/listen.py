@@ -25,10 +25,17 @@ IDLE_S = 5
 class Listener(uvicorn.Server):
     """uvicorn's loop, with the first signal draining and any second one ending at once."""
 
-    def __init__(self, config: uvicorn.Config, worker: EngineWorker, lag: LoopLag) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        worker: EngineWorker,
+        lag: LoopLag,
+        on_drain: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(config)
         self._worker = worker
         self._lag = lag
+        self._on_drain = on_drain
 
     async def main_loop(self) -> None:
         """Run until the end is asked for, with the loop's lag measured meanwhile."""
@@ -44,6 +51,8 @@ class Listener(uvicorn.Server):
         if self.should_exit:
             self.force_exit = True
             self._drop_connections()
+        else:
+            self._on_drain()
         self.should_exit = True
 
     def end(self) -> None:
@@ -86,7 +95,15 @@ def serve(
             on_open=lambda _engine: _begin(lambda: tell(f"serving {name} on {url}/v1")),
         )
         server = Server(config, name, worker)
-        listener = Listener(uvicorn_config(config, server), worker, server.lag)
+
+        def tell_of_rest() -> None:
+            if worker.num_rows:
+                tell(
+                    f"{worker.num_rows} live replies get {config.drain_s:g} s to end; "
+                    "a second signal does not wait"
+                )
+
+        listener = Listener(uvicorn_config(config, server), worker, server.lag, tell_of_rest)
         worker.start(listener.end)
         try:
             listener.run(sockets=[bound])

@@ -48,6 +48,22 @@ LATER = ("function_call", "audio", "refusal", "annotations")
 
 KNOWN = ("role", "content", "name", *OF_ROLES, *LATER)
 
+NOTES = (
+    "parsed",
+    "cache_control",
+    "provider_specific_fields",
+    "reasoning",
+    "reasoning_details",
+    "thinking_blocks",
+)
+"""Members of a message that change nothing; clients put them beside what the server has said, and
+send them back with it. What a model reads of its earlier reasoning is `reasoning_content`."""
+
+CALL_NOTES = ("index", "cache_control", "provider_specific_fields", "extra_content")
+FUNCTION_NOTES = ("parsed_arguments",)
+PART_NOTES = ("cache_control", "prompt_cache_breakpoint")
+"""The same of calls, of their functions, and of parts."""
+
 Message = dict[str, Any]
 
 
@@ -83,14 +99,24 @@ def content(*kinds: str, also: Sequence[str] = ()) -> Reader:
     return read
 
 
-CONTENT = content("text")
+CONTENT = content("text", also=PART_NOTES)
 CALL_ID: Json = {"type": "string", "minLength": 1, "maxLength": MAX_ID}
 NOTHING: Json = {"enum": [[], None]}
 FUNCTION = record_schema(
-    {"name": NAME_SCHEMA, "arguments": {"type": "string"}}, ("name", "arguments")
+    {
+        "name": NAME_SCHEMA,
+        "arguments": {"type": "string"},
+        **{name: {} for name in FUNCTION_NOTES},
+    },
+    ("name", "arguments"),
 )
 CALL = record_schema(
-    {"id": CALL_ID, "type": {"const": "function"}, "function": FUNCTION, "index": {}},
+    {
+        "id": CALL_ID,
+        "type": {"const": "function"},
+        "function": FUNCTION,
+        **{name: {} for name in CALL_NOTES},
+    },
     ("id", "type", "function"),
 )
 MESSAGE = record_schema(
@@ -102,6 +128,7 @@ MESSAGE = record_schema(
         "reasoning_content": TEXT,
         "tool_call_id": {"anyOf": [CALL_ID, NOTHING]},
         **dict.fromkeys(LATER, NOTHING),
+        **{name: {} for name in NOTES},
     },
     ("role",),
 )
@@ -131,7 +158,7 @@ def messages(value: Any) -> list[Message]:
 
 
 def _message(value: Any) -> Message:
-    given = members(value, KNOWN)
+    given = members(value, (*KNOWN, *NOTES))
     role = _role(given)
     calls = below(".tool_calls", _calls, given.get("tool_calls", []))
     if "content" not in given and not calls:
@@ -174,7 +201,7 @@ def _calls(value: Any) -> list[Message]:
 
 
 def _call(value: Any) -> Message:
-    given = members(value, ("id", "type", "function", "index"))
+    given = members(value, ("id", "type", "function", *CALL_NOTES))
     below(".type", one_of("function"), given.get("type"))
     function = below(".function", _function, given.get("function"))
     return {
@@ -185,7 +212,7 @@ def _call(value: Any) -> Message:
 
 
 def _function(value: Any) -> Message:
-    given = members(value, ("name", "arguments"))
+    given = members(value, ("name", "arguments", *FUNCTION_NOTES))
     return {
         "name": below(".name", tool_name, given.get("name")),
         "arguments": below(".arguments", arguments, given.get("arguments")),

@@ -30,13 +30,8 @@ REFUSED_RESPONSES: dict[str, tuple[tuple[Any, ...], str]] = {
     "background_options": ((), "nothing is kept; stay until the reply has come"),
     "truncation": (("disabled",), "an input that does not fit is refused, never cut"),
     "context_management": (([],), "an input that does not fit is refused, never cut"),
-    "moderation": ((), "nothing is moderated"),
     "image": ((), "inputs are text"),
     "access_programs": ((), "there are none"),
-    "prompt_cache_options": (
-        ({}, {"mode": "implicit"}),
-        "prompts share a cache by content; cache_salt keeps them apart",
-    ),
 }
 """Refused fields -> what they may hold all the same, and why."""
 

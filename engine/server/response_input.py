@@ -8,6 +8,7 @@ from typing import Any
 from engine.server.messages import (
     CALL_ID,
     MAX_MESSAGES,
+    PART_NOTES,
     ROLES,
     TEXT,
     Message,
@@ -33,10 +34,10 @@ from engine.server.tools import NAME_SCHEMA, tool_name
 NOTES = ("id", "status", "phase", "caller", "namespace", "async", "async_", "parsed_arguments")
 """Members of items that change nothing; the last two are the official client's own."""
 
-PART_NOTES = ("annotations", "logprobs", "parsed", "prompt_cache_breakpoint")
+OUTPUT_NOTES = ("annotations", "logprobs", "parsed", *PART_NOTES)
 """Members of parts that change nothing."""
 
-CONTENT = content("input_text", "output_text", also=PART_NOTES)
+CONTENT = content("input_text", "output_text", also=OUTPUT_NOTES)
 
 MESSAGE_ROLES = tuple(role for role in ROLES if role != "tool")
 """Results of calls are items of their own."""

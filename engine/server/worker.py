@@ -18,6 +18,7 @@ from enum import StrEnum
 
 import mlx.core as mx
 
+from engine.errors import FmError
 from engine.loop import Engine
 from engine.request import Completion, Request, TokenEvent
 from engine.server.problem import HttpError, refusal
@@ -264,7 +265,8 @@ class EngineWorker:
             self._serve()
         except BaseException as error:  # the thread's end is told, and health says so
             self.failure = error
-            LOGGER.error("the engine thread ended: %s", type(error).__name__)
+            if not isinstance(error, FmError):  # those are told to whoever started the server
+                LOGGER.error("the engine thread ended: %s", type(error).__name__)
             LOGGER.debug("what it ended with", exc_info=error)
         finally:
             self._fail_all()

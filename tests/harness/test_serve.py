@@ -117,6 +117,10 @@ def test_a_second_signal_does_not_wait_for_replies() -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
         asking.join()
+        assert process.stderr is not None
+        told = process.stderr.read()
+        assert "1 live replies get 600 s to end" in told
+        assert "Traceback" not in told
 
 
 @pytest.mark.parametrize(
@@ -144,7 +148,7 @@ def test_a_model_that_cannot_be_opened_ends_the_server_with_the_reason(tmp_path:
     (tmp_path / "broken").mkdir()
     done = fm("serve", "--port", "0", "--model", str(tmp_path / "broken"))
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("fm: ")
+    assert all(line.startswith("fm: ") for line in done.stderr.splitlines())
     assert "Traceback" not in done.stderr
 
 
@@ -188,7 +192,12 @@ def test_a_prompt_is_answered_from_the_shell(tmp_path: Path) -> None:
     schema.write_text(json.dumps({"enum": ["yes", "no"]}))
     bound = fm("generate", "hello", "--model", "tiny-thinking", "--schema", str(schema))
     assert json.loads(bound.stdout) in ("yes", "no")
-    assert "schema enforced" in bound.stderr
+    assert (bound.returncode, "schema enforced" in bound.stderr) == (0, True)
+    cut = fm(*asked[:4], "--schema", str(schema), "--max-tokens", "1")
+    assert (cut.returncode, "schema failed" in cut.stderr) == (1, True), cut.stderr
+    gone = fm(*asked, "--schema", str(tmp_path / "gone.json"))
+    assert gone.stderr.count("\n") == 1
+    assert "gone.json: No such file or directory; name a file" in gone.stderr
     schema.write_text("{")
     refused = fm("generate", "hello", "--model", "tiny-thinking", "--schema", str(schema))
     assert (refused.returncode, refused.stdout) == (2, "")

@@ -353,7 +353,10 @@ def test_another_host_needs_a_key_or_an_explicit_word() -> None:
 def test_a_name_that_was_made_local_does_not_reach_a_server_without_a_key(
     live: Live, host: str
 ) -> None:
-    assert live.client.get("/v1/models", headers={"host": host}).status_code == 403
+    answer = live.client.get("/v1/models", headers={"host": host})
+    assert answer.status_code == 403
+    assert host in answer.json()["error"]["message"]
+    assert "--api-key" in answer.json()["error"]["message"]
     for own in ("localhost", "localhost:1", "[::1]:80", "[::1]"):
         assert live.client.get("/v1/models", headers={"host": own}).status_code == 200
 

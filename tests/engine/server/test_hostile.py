@@ -104,6 +104,33 @@ def test_unknown_paths_and_methods_are_errors_of_the_same_form(
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "remedy"),
+    [("POST", "/chat/completions", "/v1"), ("GET", "/models", "/v1"), ("GET", CHAT, "send POST")],
+)
+def test_a_wrong_path_or_method_is_told_what_is_right(
+    live: Live, method: str, path: str, remedy: str
+) -> None:
+    message = live.client.request(method, path).json()["error"]["message"]
+    assert path in message
+    assert remedy in message
+
+
+def test_notes_of_clients_in_messages_change_nothing(live: Live) -> None:
+    part = {"type": "text", "text": "hi"}
+    noted = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
+    own = {"parsed": {"a": 1}, "reasoning": "hm", "provider_specific_fields": None}
+    plain, again = (
+        live.client.post(CHAT, json={**chat_body(), "messages": said}).json()
+        for said in (
+            [{"role": "user", "content": [part]}, {"role": "assistant", "content": "yes"}],
+            [{"role": "user", "content": [noted]}, {"role": "assistant", "content": "yes", **own}],
+        )
+    )
+    assert plain["choices"] == again["choices"]
+    assert plain["usage"]["prompt_tokens"] == again["usage"]["prompt_tokens"]
+
+
 def test_a_body_over_the_limit_is_a_413() -> None:
     with serving(max_body_bytes=4096) as small:
         for size in (5000, 3_000_000):

@@ -83,6 +83,10 @@ def test_a_reply_is_parsed_into_a_model(client: OpenAI) -> None:
             extra_body=AT_ONCE,
         )
         assert isinstance(reply.choices[0].message.parsed, Paint)
+    message = reply.choices[0].message.model_dump(mode="json", warnings=False)
+    said: list[Any] = [*HI, message, *HI]
+    again = client.chat.completions.create(model=MODEL, messages=said, max_tokens=4)
+    assert again.choices[0].finish_reason in ("stop", "length")
 
 
 def test_a_cut_document_is_the_clients_length_error(client: OpenAI) -> None:

@@ -57,8 +57,10 @@ def test_the_clients_stream_collects_calls(client: OpenAI) -> None:
     assert isinstance(call.function.parsed_arguments, GetWeather)
 
 
-def test_the_clients_messages_go_back_as_they_are(client: OpenAI) -> None:
-    first = client.chat.completions.create(**ASKS).choices[0].message
+@pytest.mark.parametrize("way", ["create", "parse"])
+def test_the_clients_messages_go_back_as_they_are(client: OpenAI, way: str) -> None:
+    ask = getattr(client.chat.completions, way)
+    first = ask(**ASKS).choices[0].message
     (call,) = first.tool_calls or []
     result = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
     said = [*ASKS["messages"], first, result]
