@@ -30,11 +30,12 @@ CONCURRENCY = 32
 MAX_LAG_S = 0.05
 """Bound on the 99th percentile of the event loop's lag."""
 
-FLAT = 0.02
+FLAT = 0.03
 """Largest share by which resident memory may grow from the second quarter to the last.
 
 In the first one the allocator's arenas grow to what so many threads need at a time: of the tiny
-model's server, 10 MB that are free again, while the bytes in use stay the same.
+model's server, 10 MB that are free again, while the bytes in use stay the same. Behind it 0.5 to
+1.5 % were seen, and 5 % where 1.3 kB of each request were kept.
 """
 
 SAMPLE_S = 0.2
