@@ -30,8 +30,13 @@ CONCURRENCY = 32
 MAX_LAG_S = 0.05
 """Bound on the 99th percentile of the event loop's lag."""
 
-FLAT = 0.05
-"""Largest share by which resident memory may grow from the first quarter to the last."""
+FLAT = 0.03
+"""Largest share by which resident memory may grow from the second quarter to the last.
+
+In the first one the allocator's arenas grow to what so many threads need at a time: of the tiny
+model's server, 10 MB that are free again, while the bytes in use stay the same. Behind it 0.5 to
+1.5 % were seen in 10,000 requests, and about 4 % where 1.3 kB of each were kept.
+"""
 
 SAMPLE_S = 0.2
 LEAVERS = 16
@@ -90,7 +95,8 @@ def load(server: Served, count: int, seed: int, patience: float) -> Finding:
         counts = [after - then for after, then in zip(_lags(server), before, strict=True)]
         _check_idle(client, found)
     quarter = max(1, len(memory.readings) // 4)
-    first, last = median(memory.readings[:quarter]), median(memory.readings[-quarter:])
+    second = median(memory.readings[quarter : 2 * quarter] or memory.readings)
+    last = median(memory.readings[-quarter:])
     lag_s = quantile(counts, 0.99) or 0.0
     times = sorted(item.seconds for item in sent.exchanges)
     found.figures = {
@@ -101,14 +107,14 @@ def load(server: Served, count: int, seed: int, patience: float) -> Finding:
         "latency_p99_ms": 1000 * times[int(0.99 * (len(times) - 1))],
         "lag_p50_ms": 1000 * (quantile(counts, 0.5) or 0.0),
         "lag_p99_ms": 1000 * lag_s,
-        "resident_first_quarter_mb": first / 1e6,
+        "resident_second_quarter_mb": second / 1e6,
         "resident_last_quarter_mb": last / 1e6,
-        "growth": last / first - 1,
+        "growth": last / second - 1,
     }
     if lag_s >= MAX_LAG_S * patience:
         found.failures.append(f"the 99th percentile of the event loop's lag is {lag_s:.3f} s")
-    if last > first * (1 + FLAT * patience):
-        found.failures.append(f"resident memory grows by {last / first - 1:.1%}")
+    if last > second * (1 + FLAT * patience):
+        found.failures.append(f"resident memory grows by {last / second - 1:.1%}")
     return found
 
 
