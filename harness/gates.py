@@ -257,7 +257,8 @@ def _gaps(index: RunIndex, place: Place) -> Iterator[str]:
         if errors:
             yield f"{where}: {len(errors)} of {len(requests)} requests failed"
         if cell.kind != "routing" and _speed(trial, speeds.get(trial.block)) is None:
-            yield f"{where} has no speed"
+            why = ": no step had all its rows; begin a run with more --max-tokens"
+            yield f"{where} has no speed{why if trial.is_told_steps else ''}"
         if cell.baseline is not None and trial.block not in baseline:
             yield f"{where} has no baseline {cell.baseline}"
 
