@@ -11,6 +11,7 @@ from harness.chat_reply import ChatReply
 from harness.http_trial import LOADING, Takes
 from harness.load_client import Ask, Exchange, LoadClient
 from harness.prompting import UNREASONED
+from harness.report.visible import in_one_line
 from harness.server_process import ServerError
 
 KEY_VARIABLES = ("FM_TARGET_API_KEY", "OPENAI_API_KEY")
@@ -45,7 +46,9 @@ def model_of(client: LoadClient[ChatReply], base: str, wanted: str = "") -> str:
     """
     listed = client.fetch("GET", f"{base}/models")
     data = listed.get("data") if isinstance(listed, Mapping) else None
-    ids = [str(item.get("id")) for item in data or () if isinstance(item, Mapping)]
+    if not isinstance(data, list):
+        raise ServerError("the server lists no models")
+    ids = [in_one_line(str(item.get("id"))) for item in data if isinstance(item, Mapping)]
     if wanted in ids:
         return wanted
     if len(ids) == 1:
@@ -108,5 +111,5 @@ def _went(exchange: Exchange[ChatReply]) -> bool:
 def _is_mark(text: str) -> bool:
     try:
         return bool(json.loads(text) == {"mark": MARK})
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
