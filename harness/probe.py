@@ -42,13 +42,18 @@ def model_of(client: LoadClient[ChatReply], base: str, wanted: str = "") -> str:
         base: path that all others of the API begin with.
 
     Raises:
-        FmError: the server lists no models, or several and not the wanted one.
+        FmError: the server lists no models, several and not the wanted one, or one whose id would
+            not show as it is.
     """
     listed = client.fetch("GET", f"{base}/models")
     data = listed.get("data") if isinstance(listed, Mapping) else None
     if not isinstance(data, list):
         raise ServerError("the server lists no models")
-    ids = [in_one_line(str(item.get("id"))) for item in data if isinstance(item, Mapping)]
+    ids = [str(item.get("id")) for item in data if isinstance(item, Mapping)]
+    if odd := [ident for ident in ids if in_one_line(ident) != ident]:
+        raise ServerError(
+            f"the server lists the model {in_one_line(odd[0])!r}, whose id is no name"
+        )
     if wanted in ids:
         return wanted
     if len(ids) == 1:
