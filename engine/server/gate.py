@@ -13,6 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from engine.server.problem import HttpError, told_as
 from engine.server.settings import OPEN_PATHS, ServerConfig, is_loopback
 
+STOPPED = HttpError(503, "the server has stopped; try again later", code="engine_stopped")
+"""What requests are told that the end of the drain, at which uvicorn cancels them, finds waiting."""
+
 CLIENT_LEFT = 499
 """Status under which a request is counted that nobody waited for."""
 
@@ -48,8 +51,8 @@ class Gate:
         try:
             self._check(scope)
             await self._app(scope, receive, noted)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the client gets an answer
-            problem = told_as(error)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  # the client is told
+            problem = told_as(error) if isinstance(error, Exception) else STOPPED
             if status == 0:
                 answer = JSONResponse(problem.document, problem.status, headers=problem.headers)
                 await answer(scope, receive, noted)

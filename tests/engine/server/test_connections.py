@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -9,7 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
+from engine.server.gate import Gate
+from engine.server.settings import ServerConfig
 from tests.engine.server.live import CHAT, Live, chat_body, serving, wait_for
 
 HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
@@ -175,3 +179,29 @@ def test_a_slash_too_many_is_an_unknown_path_and_leads_nowhere(live: Live) -> No
     answer = live.client.post(f"{CHAT}/", content=BODY)
     assert answer.status_code == 404
     assert "location" not in answer.headers
+
+
+def test_a_request_that_the_end_of_the_drain_cancels_is_told_in_our_form() -> None:
+    async def waiting(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        await asyncio.sleep(60)
+
+    async def cancelled() -> list[Message]:
+        sent: list[Message] = []
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        async def receive() -> Message:
+            return {"type": "http.disconnect"}
+
+        gate = Gate(waiting, config=ServerConfig(insecure=True), on_answer=lambda *_: None)
+        scope = {"type": "http", "path": CHAT, "headers": []}
+        task = asyncio.ensure_future(gate(scope, receive, send))
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+        return sent
+
+    start, body = asyncio.run(cancelled())
+    assert start["status"] == 503
+    assert json.loads(body["body"])["error"]["code"] == "engine_stopped"
