@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import httpx2
 
@@ -23,7 +23,7 @@ from engine.errors import FmError
 from harness.chat_reply import StreamError
 from harness.client_delay import ArrivalSelector, ClientDelay, processor_wait_s, watched
 from harness.clock import Clock, monotonic
-from harness.report.visible import in_one_line
+from harness.server_words import error_words, message_words, parsed, problem_words
 from harness.target import OnTokens, ignore_tokens
 
 DONE = "[DONE]"
@@ -295,19 +295,19 @@ class LoadClient(Generic[R]):
                 self._http.stream(method, path) as answer,
             ):
                 if not answer.is_success:
-                    problem = _problem(answer.status_code, await _beginning(answer))
+                    problem = problem_words(answer.status_code, await _beginning(answer))
                     raise FmError(f"{place}: {problem}")
                 content = await _beginning(answer, MAX_RESOURCE_BYTES)
         except TimeoutError:
             raise FmError(f"{place}: it did not come within {timeout_s:g} s") from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise FmError(f"{place}: {_said(error)}") from None
+            raise FmError(f"{place}: {error_words(error)}") from None
         if len(content) > MAX_RESOURCE_BYTES:
             raise FmError(f"{place}: it has more than {MAX_RESOURCE_BYTES} bytes")
         try:
-            return _parsed(content) if content else None
+            return parsed(content) if content else None
         except ValueError as error:
-            raise FmError(f"{place}: it is no JSON: {_said(error)}") from None
+            raise FmError(f"{place}: it is no JSON: {error_words(error)}") from None
 
     async def exchange(
         self, ask: Ask, due_s: float, on_event: OnEvent = lambda _late_s, _tokens: None
@@ -328,7 +328,7 @@ class LoadClient(Generic[R]):
             found.error = f"the reply took longer than {limit_s:g} s"
         except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError, StreamError) as error:
             if not found.is_whole:
-                found.error = _said(error)
+                found.error = error_words(error)
         found.ended_s = found.ended_s or self._clock()
         return found
 
@@ -346,7 +346,7 @@ class LoadClient(Generic[R]):
                 if answer.status_code == 429 and (seconds := _retry_after(answer)) is not None:
                     return seconds
                 if answer.status_code != 200:
-                    raise StreamError(_problem(answer.status_code, await _beginning(answer)))
+                    raise StreamError(problem_words(answer.status_code, await _beginning(answer)))
                 stream = watched(answer, self._selector, self._clock)
                 read = read_events if ask.is_stream else _read_whole
                 async with aclosing(read(answer)) as events:
@@ -456,24 +456,12 @@ def _document(data: str) -> Any:
         StreamError: it is no JSON, or an error.
     """
     try:
-        document = _parsed(data)
+        document = parsed(data)
     except ValueError:
         raise StreamError(f"an event is no JSON: {data[:80]!r}") from None
     if isinstance(document, dict) and document.get("error"):
-        raise StreamError(f"the stream broke off: {_message(document['error'])}")
+        raise StreamError(f"the stream broke off: {message_words(document['error'])}")
     return document
-
-
-def _parsed(text: str | bytes) -> Any:
-    """Return the value of a JSON text; raises ValueError when it is none."""
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise ValueError("it is nested too deep to be read") from None
-
-
-def _refuse_constant(literal: str) -> NoReturn:
-    raise ValueError(f"{literal} is not JSON")
 
 
 async def _beginning(answer: httpx2.Response, most: int = MAX_PROBLEM_BYTES) -> bytes:
@@ -484,27 +472,6 @@ async def _beginning(answer: httpx2.Response, most: int = MAX_PROBLEM_BYTES) -> 
         if len(found) > most:
             break
     return bytes(found)
-
-
-def _problem(status: int, content: bytes) -> str:
-    """Return a status with the words of a server's error, however it puts them."""
-    try:
-        document = _parsed(content)
-    except ValueError:
-        document = {}
-    error = document.get("error") if isinstance(document, dict) else None
-    words = _message(error) if error else in_one_line(content[:800].decode("utf-8", "replace"), 200)
-    return f"HTTP {status}: {words}".rstrip(": ")
-
-
-def _message(error: Any) -> str:
-    words = error.get("message", error) if isinstance(error, dict) else error
-    return in_one_line(str(words))
-
-
-def _said(error: Exception) -> str:
-    words = in_one_line(str(error)) or type(error).__name__
-    return words if type(error) is StreamError else f"{type(error).__name__}: {words}"[:300]
 
 
 def _retry_after(answer: httpx2.Response) -> float | None:

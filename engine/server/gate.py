@@ -14,7 +14,7 @@ from engine.server.problem import HttpError, told_as
 from engine.server.settings import OPEN_PATHS, ServerConfig, is_loopback
 
 STOPPED = HttpError(503, "the server has stopped; try again later", code="engine_stopped")
-"""What requests are told that the end of the drain, at which uvicorn cancels them, finds waiting."""
+"""What those are told whom the end of the drain finds waiting; uvicorn cancels them."""
 
 CLIENT_LEFT = 499
 """Status under which a request is counted that nobody waited for."""
