@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import logging
 from collections.abc import Callable, Mapping
 
 from starlette.responses import JSONResponse
@@ -18,8 +17,6 @@ STOPPED = HttpError(503, "the server has stopped; try again later", code="engine
 
 CLIENT_LEFT = 499
 """Status under which a request is counted that nobody waited for."""
-
-LOGGER = logging.getLogger("fm.server")
 
 
 class Gate:
@@ -56,9 +53,6 @@ class Gate:
             if status == 0:
                 answer = JSONResponse(problem.document, problem.status, headers=problem.headers)
                 await answer(scope, receive, noted)
-        except asyncio.CancelledError:
-            # A second signal: the loop ends, and nobody is left to be told. uvicorn would log it.
-            LOGGER.debug("a reply was given up")
         finally:
             self._on_answer(scope["path"], status or CLIENT_LEFT)
 
