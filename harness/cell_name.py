@@ -29,7 +29,10 @@ FEATURES: dict[str, str] = {
 """Feature words in canonical order, which is also the order in which a mechanism is taken away to
 find the cell a ratio is computed against: spec before fill before grammar."""
 
-_URL = re.compile(r"https?://[^\s+@]+")
+_URL = re.compile(r"https?://[^\s+@?#]+")
+
+SECRETIVE = {"@": "an '@'", "?": "a '?'", "#": "a '#'"}
+"""Marks of the parts of a URL that hold names, keys and the like."""
 _BATCH = re.compile(r"batch([0-9]+)")
 _VARIANT = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
@@ -90,10 +93,8 @@ class CellName:
 
 def parse_cell_name(text: str) -> CellName:
     """Read a cell name; SettingError or UnknownNameError says in one line what is wrong with it."""
-    if "://" in text and "@" in text:
-        raise SettingError(
-            "the URL of a cell holds an '@'; set a key as FM_TARGET_API_KEY, where nobody reads it"
-        )
+    if "://" in text:
+        check_url(text, "a cell")
     body, at, variant = text.strip().partition("@")
     if at and not _VARIANT.fullmatch(variant):
         raise SettingError(f"cell {text!r} has no usable word after '@'; write e.g. '@routed'")
@@ -123,6 +124,20 @@ def parse_cell_name(text: str) -> CellName:
     )
     _refuse_what_cannot_run(name, text)
     return name
+
+
+def check_url(url: str, owner: str) -> None:
+    """Refuse a URL in which a key may be: what is measured is written into reports.
+
+    Args:
+        owner: whose URL it is, for the error.
+    """
+    for mark, name in SECRETIVE.items():
+        if mark in url:
+            raise SettingError(
+                f"the URL of {owner} holds {name}; set a key as FM_TARGET_API_KEY, where nobody "
+                "reads it"
+            )
 
 
 def known_words() -> tuple[str, ...]:

@@ -2,19 +2,26 @@
 
 Foreign servers differ: a role in every chunk, empty deltas, usage in a chunk of its own or in all,
 several tokens in one chunk, reasoning under one of two names. What counts is what a chunk adds.
+What has another type than the API gives it is told, never guessed at: figures are made of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from engine.errors import FmError
 
-T = TypeVar("T")
-
 REASONING = ("reasoning_content", "reasoning")
+
+MAX_COUNT = 2**53
+"""What a count of tokens cannot be, by far; beyond it JSON readers differ."""
+
+COUNTS = ("prompt_tokens", "completion_tokens")
+SPECULATION = ("drafted", "accepted", "target_calls")
+POSITIONS = ("drafted_by_position", "accepted_by_position")
+WORDS = ("lane", "lane_reason", "conformance")
 
 
 class StreamError(FmError):
@@ -28,7 +35,7 @@ class ChatReply:
     Attributes:
         token_ids: None where the server tells none.
         chunks: chunks that added something.
-        usage: the last one that was told.
+        usage: the last one that was told; what this project reads of it has been checked.
         first_token_s: the first chunk that added anything, reasoning included; the role is nothing.
         first_text_s: the first chunk with visible text.
     """
@@ -49,27 +56,27 @@ class ChatReply:
         Raises:
             StreamError: it is no chunk of a chat.
         """
-        if not isinstance(document, Mapping):
-            raise StreamError(f"a chunk is {document!r:.60}, and no object")
-        if isinstance(usage := document.get("usage"), Mapping):
-            self.usage = usage
-        choices = document.get("choices") or []
-        if not isinstance(choices, list) or not all(isinstance(item, Mapping) for item in choices):
-            raise StreamError(f"the choices of a chunk are {choices!r:.60}")
-        return sum(self._take(choice, now_s) for choice in choices if not choice.get("index"))
+        chunk = _members(document, "a chunk")
+        if chunk.get("usage"):
+            self.usage = _usage(chunk["usage"])
+        choices = _items(chunk.get("choices") or [], "choices")
+        told = [_members(choice, "a choice") for choice in choices]
+        return sum(self._take(choice, now_s) for choice in told if not choice.get("index"))
 
     def _take(self, choice: Mapping[str, Any], now_s: float) -> int:
-        delta = _of_kind(dict, choice.get("delta") or {})
-        said = _of_kind(str, delta.get("content") or choice.get("text") or "")
-        thought = _of_kind(str, next((delta[name] for name in REASONING if delta.get(name)), ""))
-        ids = choice.get("token_ids")
+        delta = _members(choice.get("delta") or {}, "a delta")
+        said = _text(delta.get("content") or choice.get("text") or "", "content")
+        thought = _text(
+            next((delta[name] for name in REASONING if delta.get(name)), ""), "reasoning"
+        )
+        ids = _optional_counts(choice, "token_ids")
         self.text += said
         self.reasoning += thought
         if ids is not None:
             self.token_ids = self.token_ids or []
-            self.token_ids += _of_kind(list, ids)
+            self.token_ids += ids
         if choice.get("finish_reason") is not None:
-            self.finish_reason = str(choice["finish_reason"])
+            self.finish_reason = _text(choice["finish_reason"], "finish_reason")
         if not (said or thought or ids or delta.get("tool_calls")):
             return 0
         self.chunks += 1
@@ -81,8 +88,58 @@ class ChatReply:
         return len(ids) if ids is not None else 1
 
 
-def _of_kind(kind: type[T], value: Any) -> T:
-    """Return a part of a chunk; raises StreamError when it is of another type."""
-    if not isinstance(value, kind):
-        raise StreamError(f"a chunk holds {value!r:.60}, which is no {kind.__name__.lower()}")
+def _usage(value: Any) -> Mapping[str, Any]:
+    """Take a usage, of which all that is read here has its type."""
+    usage = _members(value, "usage")
+    for name in COUNTS:
+        _optional_count(usage, name)
+    details = _members(usage.get("prompt_tokens_details") or {}, "usage.prompt_tokens_details")
+    _optional_count(details, "cached_tokens")
+    speculation = _members(usage.get("speculation") or {}, "usage.speculation")
+    for name in SPECULATION:
+        _optional_count(speculation, name)
+    for name in POSITIONS:
+        _optional_counts(speculation, name)
+    for name in WORDS:
+        if usage.get(name) is not None:
+            _text(usage[name], name)
+    return usage
+
+
+def _members(value: Any, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise StreamError(f"{what} is {value!r:.60}, and no object")
     return value
+
+
+def _items(value: Any, what: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise StreamError(f"{what} is {value!r:.60}, and no list")
+    return value
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise StreamError(f"{what} is {value!r:.60}, and no text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise StreamError(f"{what} holds half a surrogate pair, which is no text") from None
+    return value
+
+
+def _optional_count(given: Mapping[str, Any], name: str) -> int | None:
+    return None if given.get(name) is None else _count(given[name], name)
+
+
+def _optional_counts(given: Mapping[str, Any], name: str) -> list[int] | None:
+    if given.get(name) is None:
+        return None
+    return [_count(item, name) for item in _items(given[name], name)]
+
+
+def _count(value: Any, what: str) -> int:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not is_whole or not 0 <= value < MAX_COUNT:
+        raise StreamError(f"{what} is {value!r:.60}, and no count")
+    return int(value)

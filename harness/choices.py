@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from engine.config import check_settings, setting
 from engine.errors import SettingError, UnknownNameError
 from harness.cell import CORE_CELLS
+from harness.cell_name import check_url
 from harness.sampling import Sampling
 
 DEFAULT_MODELS = ("smollm2-135m",)
@@ -65,11 +66,8 @@ class Choices:
             raise UnknownNameError("preset", self.preset, PRESETS)
         if self.target not in TARGETS and not self.is_remote:
             raise UnknownNameError("target", self.target, [*TARGETS, "http://HOST:PORT/v1"])
-        if "@" in self.target:
-            raise SettingError(
-                "the URL of the target holds an '@'; set a key as FM_TARGET_API_KEY, where nobody "
-                "reads it"
-            )
+        if self.is_remote:
+            check_url(self.target, "the target")
         for what, names in (("model", self.models), ("workload", self.workloads)):
             if not names:
                 raise SettingError(f"no {what} is named; give at least one")

@@ -23,6 +23,7 @@ from engine.errors import FmError
 from harness.chat_reply import StreamError
 from harness.client_delay import ArrivalSelector, ClientDelay, processor_wait_s, watched
 from harness.clock import Clock, monotonic
+from harness.server_words import error_words, message_words, parsed, problem_words
 from harness.target import OnTokens, ignore_tokens
 
 DONE = "[DONE]"
@@ -31,7 +32,14 @@ KEEP_ALIVE_S = 2.0
 """Idle connections are given up before a server does (5 s and more), not while it does."""
 
 MAX_EVENT_BYTES = 16 * 2**20
+MAX_REPLY_CHARACTERS = 64 * 2**20
+"""Of the data of all events: a chat of 100,000 tokens with ids and logprobs has a third of them."""
+
 MAX_PROBLEM_BYTES = 65_536
+MAX_RESOURCE_BYTES = 16 * 2**20
+LINGER_S = 1.0
+"""How long the end of a response is waited for behind its last event."""
+
 MAX_RETRY_S = 60.0
 
 
@@ -98,6 +106,7 @@ class Exchange(Generic[R]):
         due_s: when it was to be sent; a late client has itself to blame.
         ended_s: when its end, or its failure, was known.
         status: of the HTTP response, None without one.
+        characters: of the data of its events.
         error: why it failed, one line; None for a whole reply.
         retries: how often it was sent again.
     """
@@ -109,6 +118,12 @@ class Exchange(Generic[R]):
     error: str | None = None
     retries: int = 0
     events: int = 0
+    characters: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """True when the stream said that it had ended, and why the reply did."""
+        return self.ended_s > 0 and self.reply.finish_reason is not None
 
     @property
     def seconds(self) -> float:
@@ -273,14 +288,26 @@ class LoadClient(Generic[R]):
         return Load(exchanges, delay, wall_s)
 
     async def _fetch(self, method: str, path: str, timeout_s: float) -> Any:
+        place = f"{self._url}{path}"
         try:
-            answer = await self._http.request(method, path, timeout=timeout_s)
-            if not answer.is_success:
-                problem = _problem(answer.status_code, answer.content)
-                raise FmError(f"{self._url}{path}: {problem}")
-            return answer.json() if answer.content else None
-        except (httpx2.HTTPError, ValueError) as error:
-            raise FmError(f"{self._url}{path}: {_said(error)}") from None
+            async with (
+                asyncio.timeout(timeout_s),
+                self._http.stream(method, path) as answer,
+            ):
+                if not answer.is_success:
+                    problem = problem_words(answer.status_code, await _beginning(answer))
+                    raise FmError(f"{place}: {problem}")
+                content = await _beginning(answer, MAX_RESOURCE_BYTES)
+        except TimeoutError:
+            raise FmError(f"{place}: it did not come within {timeout_s:g} s") from None
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise FmError(f"{place}: {error_words(error)}") from None
+        if len(content) > MAX_RESOURCE_BYTES:
+            raise FmError(f"{place}: it has more than {MAX_RESOURCE_BYTES} bytes")
+        try:
+            return parsed(content) if content else None
+        except ValueError as error:
+            raise FmError(f"{place}: it is no JSON: {error_words(error)}") from None
 
     async def exchange(
         self, ask: Ask, due_s: float, on_event: OnEvent = lambda _late_s, _tokens: None
@@ -299,8 +326,9 @@ class LoadClient(Generic[R]):
             limit_s = self.patience.total_s
             assert whole.expired(), "a pause is told where it is waited for"
             found.error = f"the reply took longer than {limit_s:g} s"
-        except (httpx2.HTTPError, httpx2.InvalidURL, StreamError) as error:
-            found.error = _said(error)
+        except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError, StreamError) as error:
+            if not found.is_whole:
+                found.error = error_words(error)
         found.ended_s = found.ended_s or self._clock()
         return found
 
@@ -318,18 +346,23 @@ class LoadClient(Generic[R]):
                 if answer.status_code == 429 and (seconds := _retry_after(answer)) is not None:
                     return seconds
                 if answer.status_code != 200:
-                    raise StreamError(_problem(answer.status_code, await _beginning(answer)))
+                    raise StreamError(problem_words(answer.status_code, await _beginning(answer)))
                 stream = watched(answer, self._selector, self._clock)
                 read = read_events if ask.is_stream else _read_whole
                 async with aclosing(read(answer)) as events:
                     async for data in events:
+                        if found.is_whole:  # what follows the end means nothing
+                            continue
                         now_s = self._clock()
-                        pause.reschedule(loop.time() + patience.event_s)
                         tokens = _see(found, data, now_s)
+                        pause_s = LINGER_S if found.ended_s else patience.event_s
+                        pause.reschedule(loop.time() + pause_s)
                         on_event(now_s - stream.arrived_s, tokens)
         except TimeoutError:
             if not pause.expired():
                 raise
+            if found.is_whole:
+                return None
             limit_s = patience.event_s if found.events else patience.first_event_s
             what = "next" if found.events else "first"
             raise StreamError(f"the {what} event did not come within {limit_s:g} s") from None
@@ -382,10 +415,13 @@ class _Running(Generic[R]):
 
 
 def _see(found: Exchange[R], data: str, now_s: float) -> int:
-    """Take an event in; returns the tokens it brought. What follows the end means nothing."""
+    """Take an event in; returns the tokens it brought."""
     if found.ended_s:
         return 0
     found.events += 1
+    found.characters += len(data)
+    if found.characters > MAX_REPLY_CHARACTERS:
+        raise StreamError(f"the reply has more than {MAX_REPLY_CHARACTERS} characters")
     if data == DONE:
         found.ended_s = now_s
         return 0
@@ -420,42 +456,22 @@ def _document(data: str) -> Any:
         StreamError: it is no JSON, or an error.
     """
     try:
-        document = json.loads(data)
+        document = parsed(data)
     except ValueError:
         raise StreamError(f"an event is no JSON: {data[:80]!r}") from None
     if isinstance(document, dict) and document.get("error"):
-        raise StreamError(f"the stream broke off: {_message(document['error'])}")
+        raise StreamError(f"the stream broke off: {message_words(document['error'])}")
     return document
 
 
-async def _beginning(answer: httpx2.Response) -> bytes:
-    found = b""
+async def _beginning(answer: httpx2.Response, most: int = MAX_PROBLEM_BYTES) -> bytes:
+    """Return the bytes of a response, of a longer one a little more than so many."""
+    found = bytearray()
     async for part in answer.aiter_bytes():
         found += part
-        if len(found) > MAX_PROBLEM_BYTES:
+        if len(found) > most:
             break
-    return found
-
-
-def _problem(status: int, content: bytes) -> str:
-    """Return a status with the words of a server's error, however it puts them."""
-    try:
-        document = json.loads(content)
-    except ValueError:
-        document = {}
-    error = document.get("error") if isinstance(document, dict) else None
-    words = _message(error) if error else content.decode("utf-8", "replace")[:200]
-    return f"HTTP {status}: {' '.join(words.split())}".rstrip(": ")
-
-
-def _message(error: Any) -> str:
-    words = error.get("message", error) if isinstance(error, dict) else error
-    return str(words)[:300]
-
-
-def _said(error: Exception) -> str:
-    words = " ".join(str(error).split()) or type(error).__name__
-    return f"{type(error).__name__}: {words}"[:300] if type(error) is not StreamError else words
+    return bytes(found)
 
 
 def _retry_after(answer: httpx2.Response) -> float | None:

@@ -11,6 +11,7 @@ from harness.chat_reply import ChatReply
 from harness.http_trial import LOADING, Takes
 from harness.load_client import Ask, Exchange, LoadClient
 from harness.prompting import UNREASONED
+from harness.report.visible import in_one_line
 from harness.server_process import ServerError
 
 KEY_VARIABLES = ("FM_TARGET_API_KEY", "OPENAI_API_KEY")
@@ -41,11 +42,18 @@ def model_of(client: LoadClient[ChatReply], base: str, wanted: str = "") -> str:
         base: path that all others of the API begin with.
 
     Raises:
-        FmError: the server lists no models, or several and not the wanted one.
+        FmError: the server lists no models, several and not the wanted one, or one whose id would
+            not show as it is.
     """
     listed = client.fetch("GET", f"{base}/models")
     data = listed.get("data") if isinstance(listed, Mapping) else None
-    ids = [str(item.get("id")) for item in data or () if isinstance(item, Mapping)]
+    if not isinstance(data, list):
+        raise ServerError("the server lists no models")
+    ids = [str(item.get("id")) for item in data if isinstance(item, Mapping)]
+    if odd := [ident for ident in ids if in_one_line(ident) != ident]:
+        raise ServerError(
+            f"the server lists the model {in_one_line(odd[0])!r}, whose id is no name"
+        )
     if wanted in ids:
         return wanted
     if len(ids) == 1:
@@ -108,5 +116,5 @@ def _went(exchange: Exchange[ChatReply]) -> bool:
 def _is_mark(text: str) -> bool:
     try:
         return bool(json.loads(text) == {"mark": MARK})
-    except ValueError:
+    except (ValueError, RecursionError):
         return False

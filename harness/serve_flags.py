@@ -42,6 +42,7 @@ SERVER_FLAGS = {
     "max-waiting": "max_waiting",
     "default-max-tokens": "default_max_tokens",
     "request-timeout": "request_timeout_s",
+    "client-timeout": "client_timeout_s",
     "stuck-after": "stuck_after_s",
     "drain": "drain_s",
     "allow-overrides": "allow_overrides",

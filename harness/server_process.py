@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import socket
@@ -20,6 +21,7 @@ import psutil
 
 from engine.errors import FmError
 from harness.opening import served_name
+from harness.report.visible import in_one_line
 
 START_TIMEOUT_S = 600.0
 POLL_S = 0.05
@@ -109,9 +111,9 @@ class ServerProcess:
     @property
     def last_words(self) -> str:
         """The last line it printed, or the status it ended with."""
-        lines = self._printed().split("\n")
+        lines = self._printed().splitlines()
         line = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return line[-300:] or f"status {self._process.returncode}"
+        return in_one_line(line[-300:]) or f"status {self._process.returncode}"
 
     def close(self) -> None:
         """End it; safe to call twice."""
@@ -134,16 +136,15 @@ class ServerProcess:
         """Return the address when requests are served."""
         deadline_s = time.monotonic() + timeout_s
         url, told = launch.url, ""
-        with httpx2.Client(trust_env=False, timeout=ASK_TIMEOUT_S) as client:
-            while time.monotonic() < deadline_s:
-                if reason := self.loss(POLL_S):
-                    raise ServerError(reason)
-                if url is None and (found := re.search(launch.listening, self._printed())):
-                    url = found[1]
-                if url is not None and _serves(client, url + launch.health):
-                    return url
-                if not told:
-                    tell(told := f"starting {self.name}")
+        while time.monotonic() < deadline_s:
+            if reason := self.loss(POLL_S):
+                raise ServerError(reason)
+            if url is None and (found := re.search(launch.listening, self._printed())):
+                url = found[1]
+            if url is not None and _serves(url + launch.health):
+                return url
+            if not told:
+                tell(told := f"starting {self.name}")
         raise ServerError(
             f"{self.name} did not serve within {timeout_s:.0f} s; it last said: {self.last_words}"
         )
@@ -179,10 +180,20 @@ def fm_serve(model: str, flags: Sequence[str]) -> Launch:
     )
 
 
-def _serves(client: httpx2.Client, url: str) -> bool:
+def _serves(url: str) -> bool:
+    """Return whether a server answers 200; what it says beside that is not read."""
+    return asyncio.run(_answers(url))
+
+
+async def _answers(url: str) -> bool:
     try:
-        return client.get(url).status_code == 200
-    except httpx2.HTTPError:
+        async with (
+            asyncio.timeout(ASK_TIMEOUT_S),
+            httpx2.AsyncClient(trust_env=False, timeout=None) as client,
+            client.stream("GET", url) as answer,
+        ):
+            return answer.status_code == 200
+    except (TimeoutError, httpx2.HTTPError, httpx2.InvalidURL):
         return False
 
 

@@ -71,11 +71,11 @@ class Server:
     async def serve(self, endpoint: Endpoint, request: Request) -> Response:
         """Check and queue one request; the response that is returned waits for its rows."""
         arrived_s = time.monotonic()
-        self.worker.check_room(1 + self._num_reading)
+        self.worker.check_room(1, self._num_reading)
         job = Job(self.worker, self.config.request_timeout_s)
         self._num_reading += 1
         try:
-            body = await read_body(request, self.config.max_body_bytes)
+            body = await self._body(request)
             call = await self._in_thread(self._readers, self._read, endpoint, body)
             await self._in_thread(self._pool_of(call), self._submit, job, call)
             return Answer(self, self._reply(call, job, arrived_s), arrived_s)
@@ -121,6 +121,10 @@ class Server:
         """Let the threads go."""
         for pool in (self._readers, self._compilers):
             pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _body(self, request: Request) -> bytes:
+        config = self.config
+        return await read_body(request, config.max_body_bytes, config.client_timeout_s)
 
     def _read(self, endpoint: Endpoint, body: bytes) -> Call:
         return read_call(endpoint, body, self.worker.engine, self.name, self.config)
@@ -234,7 +238,9 @@ def build_app(server: Server) -> Starlette:
 
     gate = Middleware(Gate, config=server.config, on_answer=count)
     handlers = {HTTPException: _answer_plainly}
-    return Starlette(routes=routes, middleware=[gate], exception_handlers=handlers)
+    app = Starlette(routes=routes, middleware=[gate], exception_handlers=handlers)
+    app.router.redirect_slashes = False  # to where the client's Host header says
+    return app
 
 
 def _answering(server: Server, endpoint: Endpoint) -> Route:

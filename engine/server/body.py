@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
 from engine.document import DocumentError, TooDeepError, is_deeper, read_document
-from engine.server.problem import HttpError, refusal
+from engine.server.problem import HttpError, late, refusal
 
 MAX_DEPTH = 128
 """Levels of nesting: a schema has at most 115 of its own."""
 
 
-async def read_body(request: Request, most: int) -> bytes:
+async def read_body(request: Request, most: int, limit_s: float) -> bytes:
     """Return the body of a JSON request.
 
+    Args:
+        most: bytes it may have.
+        limit_s: seconds in which all of it must have come.
+
     Raises:
-        HttpError: 415 for another media type or encoding, 413 for a body over the limit.
+        HttpError: 415 for another media type or encoding, 413 for a body over the limit, 408 for
+            one that does not come.
     """
     _check_type(request)
     too_large = HttpError(413, f"the body is larger than {most} bytes", code="request_too_large")
@@ -28,11 +34,14 @@ async def read_body(request: Request, most: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     try:
-        async for part in request.stream():
-            size += len(part)
-            if size > most:
-                raise too_large
-            parts.append(part)
+        async with asyncio.timeout(limit_s):
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    raise too_large
+                parts.append(part)
+    except TimeoutError:
+        raise late(limit_s) from None
     except ClientDisconnect:
         raise refusal("the body ends early", code="invalid_json") from None
     return b"".join(parts)

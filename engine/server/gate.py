@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import logging
 from collections.abc import Callable, Mapping
 
 from starlette.responses import JSONResponse
@@ -13,10 +12,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from engine.server.problem import HttpError, told_as
 from engine.server.settings import OPEN_PATHS, ServerConfig, is_loopback
 
+STOPPED = HttpError(503, "the server has stopped; try again later", code="engine_stopped")
+"""What those are told whom the end of the drain finds waiting; uvicorn cancels them."""
+
 CLIENT_LEFT = 499
 """Status under which a request is counted that nobody waited for."""
-
-LOGGER = logging.getLogger("fm.server")
 
 
 class Gate:
@@ -48,14 +48,11 @@ class Gate:
         try:
             self._check(scope)
             await self._app(scope, receive, noted)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the client gets an answer
-            problem = told_as(error)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  # the client is told
+            problem = told_as(error) if isinstance(error, Exception) else STOPPED
             if status == 0:
                 answer = JSONResponse(problem.document, problem.status, headers=problem.headers)
                 await answer(scope, receive, noted)
-        except asyncio.CancelledError:
-            # A second signal: the loop ends, and nobody is left to be told. uvicorn would log it.
-            LOGGER.debug("a reply was given up")
         finally:
             self._on_answer(scope["path"], status or CLIENT_LEFT)
 

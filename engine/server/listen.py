@@ -13,8 +13,8 @@ import uvicorn
 from engine.errors import FmError, SettingError
 from engine.loop import Engine
 from engine.server.app import Server, build_app
+from engine.server.connection import protocol_with
 from engine.server.lag import LoopLag
-from engine.server.malformed import HttpProtocol
 from engine.server.settings import ServerConfig
 from engine.server.worker import EngineWorker
 
@@ -132,7 +132,7 @@ def uvicorn_config(config: ServerConfig, server: Server) -> uvicorn.Config:
     return uvicorn.Config(
         build_app(server),
         loop="asyncio",
-        http=HttpProtocol,
+        http=protocol_with(config.client_timeout_s),
         ws="none",
         lifespan="off",
         log_config=None,

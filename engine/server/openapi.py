@@ -21,6 +21,7 @@ ERRORS: Mapping[int, str] = {
     403: "the Host header names another machine",
     404: "an unknown path or model",
     405: "another method",
+    408: "the body does not come to its end",
     413: "the body is too large",
     415: "the body is no plain JSON in UTF-8",
     429: "too many choices wait; Retry-After says when to try again",
@@ -32,7 +33,7 @@ ERRORS: Mapping[int, str] = {
 ALWAYS = (401, 403, 405)
 """Errors of every path."""
 
-OF_BODIES = (400, 404, 413, 415, 429, 503, 504)
+OF_BODIES = (400, 404, 408, 413, 415, 429, 503, 504)
 """Errors of paths that take a body."""
 
 JSON_TYPE, EVENT_TYPE, TEXT_TYPE = "application/json", "text/event-stream", "text/plain"

@@ -93,6 +93,8 @@ class HttpError(Exception):
         """Headers that go with the status."""
         if self.status == 401:
             return {"www-authenticate": "Bearer"}
+        if self.status == 408:  # the rest of that request is no next one
+            return {"connection": "close"}
         return {"retry-after": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
 
 
@@ -111,6 +113,11 @@ def told_as(error: Exception) -> HttpError:
     LOGGER.error("a request failed: %s", type(error).__name__)
     LOGGER.debug("what it failed with", exc_info=error)
     return HttpError(500, f"an error of the server ({type(error).__name__})", code="internal_error")
+
+
+def late(limit_s: float) -> HttpError:
+    """Return what is told of a request that does not come to its end."""
+    return HttpError(408, f"the request did not come within {limit_s:g} s", code="timeout")
 
 
 def refusal(

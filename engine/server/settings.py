@@ -41,6 +41,12 @@ class ServerConfig:
     request_timeout_s: float = setting(
         600.0, "seconds a request may take, waiting included", low=0.01, high=86_400
     )
+    client_timeout_s: float = setting(
+        60.0,
+        "seconds in which a client must have sent its request, and must take some of its reply",
+        low=0.01,
+        high=86_400,
+    )
     stuck_after_s: float = setting(
         60.0, "seconds one step may take before /health says stuck", low=0.01, high=86_400
     )

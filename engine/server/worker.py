@@ -180,15 +180,20 @@ class EngineWorker:
         """Rows submitted and not ended."""
         return len(self._places)
 
-    def check_room(self, num_rows: int = 1) -> None:
-        """Raise HttpError when so many more rows would be too many."""
+    def check_room(self, num_rows: int, num_coming: int = 0) -> None:
+        """Raise HttpError when so many more rows would be too many.
+
+        Args:
+            num_coming: requests that are read and not submitted yet.
+        """
         most = self._max_waiting + self.engine.config.max_rows
         if num_rows > most:
             raise refusal(f"{num_rows} choices in one request; the server takes {most}", "n")
-        if len(self._places) + num_rows > most:
+        num_ahead = len(self._places) + num_coming
+        if num_ahead + num_rows > most:
             raise HttpError(
                 429,
-                f"{len(self._places)} choices are decoded or wait; try again later",
+                f"{num_ahead} choices are decoded or wait; try again later",
                 code="too_many_requests",
                 kind="rate_limit_error",
             )

@@ -7,6 +7,8 @@ import unicodedata
 _DELETE = "\x7f"
 _KEPT = "\t\n"
 
+MAX_LINE = 300
+
 
 def visible(text: str) -> str:
     """Return the text with its control characters as pictures, tabs and line ends kept.
@@ -28,6 +30,11 @@ def one_line(text: str) -> str:
         " " if character in _KEPT or is_direction_mark(character) else character
         for character in visible(text)
     )
+
+
+def in_one_line(text: str, most: int = MAX_LINE) -> str:
+    """Return the first words of a text from outside, with one blank between any two."""
+    return " ".join(one_line(text[: 4 * most]).split())[:most]
 
 
 def is_direction_mark(character: str) -> bool:

@@ -65,7 +65,7 @@ class Foreign:
             return JSONResponse({"data": [{"id": name} for name in self.models]})
 
         async def chat(request: Request) -> Response:
-            body = await request.json()
+            body = await request.json() if await request.body() else {}
             self.asked.append(body)
             self.headers.append(dict(request.headers))
             found = self.script(body)

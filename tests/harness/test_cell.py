@@ -81,6 +81,8 @@ def test_the_order_of_words_does_not_matter(rows: int, features: set[str]) -> No
         ("serial+fill", "not available yet"),
         ("https://host:1/v1+spec", "drafts as it was started"),
         ("https://me:secret@host:1/v1", "holds an '@'"),
+        ("https://host:1/v1?key=secret", "holds a '?'"),
+        ("https://host:1/v1#secret", "holds a '#'"),
         ("http://a/v1+http://b/v1", "names two peers"),
         ("http://a/v1+mlx-lm", "names two peers"),
         ("mlx-lm+grammar", "mlx-lm has no grammar"),

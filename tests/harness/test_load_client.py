@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -46,6 +47,17 @@ def one(server: Foreign, **options: Any) -> Exchange[ChatReply]:
     with client_of(server, **options) as client:
         (found,) = client.waves(asks(1), 1).exchanges
         return found
+
+
+def choice(**fields: Any) -> bytes:
+    return event({"choices": [{"index": 0, **fields}]})
+
+
+def told(**fields: Any) -> bytes:
+    return event({"choices": [], "usage": fields})
+
+
+GZIPPED = {"content-encoding": "gzip", "content-type": "text/event-stream"}
 
 
 def test_a_reply_is_put_together_and_each_instant_has_its_place(server: Foreign) -> None:
@@ -155,6 +167,38 @@ HASTY = Patience(first_event_s=0.4, event_s=0.4, total_s=1.5)
         (JSONResponse({"error": {"message": "no such model"}}, 404), "HTTP 404: no such model"),
         (Response("Not Found", 404), "HTTP 404: Not Found"),
         (JSONResponse({"choices": []}), "text/event-stream"),
+        ((event({"choices": "abc"}),), "choices is 'abc', and no list"),
+        ((event({"choices": [5]}),), "a choice is 5, and no object"),
+        ((choice(delta=["a"]),), "a delta is .*, and no object"),
+        ((choice(delta={"content": 5}),), "content is 5, and no text"),
+        ((choice(delta={"content": [{"type": "text"}]}),), "content is .*, and no text"),
+        ((choice(delta={"reasoning": {"a": 1}}),), "reasoning is .*, and no text"),
+        ((choice(text=5),), "content is 5, and no text"),
+        ((choice(token_ids=5),), "token_ids is 5, and no list"),
+        ((choice(token_ids=["a"]),), "token_ids is 'a', and no count"),
+        ((choice(finish_reason=["stop"]),), "finish_reason is .*, and no text"),
+        ((b'data: {"choices":[{"delta":{"content":"\\ud800"}}]}\n\n',), "surrogate"),
+        ((told(prompt_tokens="many"),), "prompt_tokens is 'many', and no count"),
+        ((told(completion_tokens=-1),), "completion_tokens is -1, and no count"),
+        ((told(completion_tokens=2.5),), "no count"),
+        ((told(completion_tokens=True),), "no count"),
+        ((told(completion_tokens=10**30),), "no count"),
+        ((b'data: {"usage": {"completion_tokens": NaN}}\n\n',), "no JSON"),
+        ((told(prompt_tokens_details=5),), "prompt_tokens_details is 5, and no object"),
+        ((told(prompt_tokens_details={"cached_tokens": "x"}),), "no count"),
+        ((told(speculation=[1]),), "speculation is .*, and no object"),
+        ((told(speculation={"drafted_by_position": 5}),), "no list"),
+        ((told(lane=5),), "lane is 5, and no text"),
+        ((event({"choices": [], "usage": [1]}),), "usage is .*, and no object"),
+        ((b"data: " + b"[" * 100_000 + b"\n\n",), "no JSON"),
+        (Response(b"xx", 200, {"content-type": "text/event-stream; charset=utf-16"}), "UTF-16"),
+        (Response(b"not compressed", 200, GZIPPED), "DecodingError"),
+        (Response(gzip.compress(b"data: " + b"a" * 20_000_000), 200, GZIPPED), "limit"),
+        (Response("\x1b[31mred\x07", 500), "HTTP 500: \u241b.31mred\u2407"),
+        (
+            (event({"error": {"message": "\x1b]0;owned\x07\u202e"}}),),
+            "broke off: \u241b.0;owned\u2407$",
+        ),
         (Response(status_code=307, headers={"location": "/v1/models"}), "HTTP 307"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -193,6 +237,42 @@ def test_a_reply_that_is_no_stream_is_one_document(
     assert found.ended_s > found.due_s
     assert found.reply.text == ("" if "text" not in str(said.body) else "one")
     assert server.headers[0]["accept"] == "application/json"
+
+
+def test_what_follows_the_end_is_nothing_however_long_it_goes_on(server: Foreign) -> None:
+    more = tuple(part for _ in range(100) for part in (chunk("more"), event({"error": "x"}), 0.1))
+    server.script = lambda _body: (*WORDS, *more)
+    found = one(server)
+    assert found.error is None
+    assert found.reply.text == "one two three"
+    assert found.ended_s - found.due_s < 1
+
+
+def test_a_reply_without_end_is_a_failure(server: Foreign, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.load_client.MAX_REPLY_CHARACTERS", 100_000)
+    server.script = lambda _body: (chunk("a" * 1000),) * 1000
+    found = one(server)
+    assert found.error == "the reply has more than 100000 characters"
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ((b"[", *(part for _ in range(200) for part in (b"1,", 0.1))), "did not come within 1 s"),
+        ((b"[" * 100_000,), "no JSON"),
+        ((b'{"a": NaN}',), "no JSON"),
+        ((b"x" * 2**20,) * 17, "more than"),
+        (Response("\x1b[31mno", 500), "HTTP 500: \u241b.31mno"),
+        (Response(status_code=307, headers={"location": "http://127.0.0.1:9/"}), "HTTP 307"),
+    ],
+    ids=["drip", "deep", "NaN", "endless", "error", "redirect"],
+)
+def test_a_small_resource_comes_soon_or_is_an_error(
+    server: Foreign, answer: Any, words: str
+) -> None:
+    server.script = lambda _body: answer
+    with client_of(server) as client, pytest.raises(FmError, match=words):
+        client.fetch("POST", CHAT, 1.0)
 
 
 def test_nobody_who_listens_is_a_failure() -> None:

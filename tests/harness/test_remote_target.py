@@ -75,6 +75,9 @@ def test_the_model_is_the_wanted_one_or_the_only_one() -> None:
         server.models = ("a",)
         assert model_of(client, "", "c") == "a"
         assert only_model(server.url + "/") == "a"
+        server.models = ("a", "b\x1b[31m\n")
+        with pytest.raises(FmError, match="whose id is no name"):
+            model_of(client, "", "a")
 
 
 @pytest.fixture

@@ -103,6 +103,43 @@ def test_a_server_that_does_not_serve_in_time_is_ended() -> None:
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
+NEVER = textwrap.dedent(
+    """
+    import socket, sys, threading, time
+
+    def talk(connection):
+        connection.sendall(b"HTTP/1.1 ")
+        while True:
+            connection.sendall(b"2" if "--line" in sys.argv else b"200 OK\\r\\nX: y\\r\\n")
+            time.sleep(0.2)
+
+    server = socket.create_server(("127.0.0.1", 0))
+    print(f"\\x1b[31mlistening on http://127.0.0.1:{server.getsockname()[1]}, \\x07", flush=True)
+    while True:
+        threading.Thread(target=talk, args=server.accept()[:1], daemon=True).start()
+    """
+)
+
+
+def test_a_server_whose_answer_never_ends_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.server_process.ASK_TIMEOUT_S", 1.0)
+    began_s = time.monotonic()
+    with pytest.raises(ServerError, match="did not serve within 3 s") as caught:
+        ServerProcess(launch("--line", script=NEVER), ignore, timeout_s=3)
+    assert time.monotonic() - began_s < 20
+    assert "\x1b" not in str(caught.value)
+    assert "\x07" not in str(caught.value)
+
+
+def test_what_a_server_says_of_its_health_is_not_read() -> None:
+    endless = SERVER.replace(
+        "self.end_headers()",
+        "self.end_headers()\n        while True: self.wfile.write(bytes(65536))",
+    ).replace("HTTPServer(", "ThreadingHTTPServer(")
+    process = ServerProcess(launch(script=endless), ignore, timeout_s=30)
+    process.close()
+
+
 def test_a_server_that_was_killed_is_lost() -> None:
     process = ServerProcess(launch(), ignore)
     try:

@@ -1,0 +1,207 @@
+"""Clients that stall hold nothing for long, and nobody else waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from engine.server.gate import Gate
+from engine.server.settings import ServerConfig
+from tests.engine.server.live import CHAT, Live, chat_body, serving, wait_for
+
+HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
+BODY = json.dumps(chat_body(max_tokens=2)).encode()
+LIMIT_S = 1.0
+
+
+@contextmanager
+def connected(
+    live: Live, count: int, data: bytes, buffer: int | None = None
+) -> Iterator[list[socket.socket]]:
+    """Connections that have sent so much."""
+    host, port = live.url.removeprefix("http://").split(":")
+    found: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            found.append(socket.socket())
+            if buffer is not None:
+                found[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+            found[-1].settimeout(20)
+            found[-1].connect((host, int(port)))
+            found[-1].sendall(data)
+        yield found
+    finally:
+        for item in found:
+            item.close()
+
+
+def rest_of(connection: socket.socket) -> bytes:
+    """All that comes until the other side has ended the connection."""
+    parts = []
+    with suppress(ConnectionResetError):
+        while part := connection.recv(65_536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def with_length(body: bytes) -> bytes:
+    return HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"", b"408"),
+        (b"POST /v1/chat", b"408"),
+        (HEAD + b"X-A: 1\r\n", b"408"),
+        (HEAD + b"Content-Length: 1000\r\n\r\n{", b"408"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{", b"408"),
+        (with_length(BODY) + b"POST", b"200"),
+        (HEAD + b"Content-Length: 999999999\r\n\r\n{", b"413"),
+    ],
+    ids=[
+        "silent",
+        "in the line",
+        "in the head",
+        "in the body",
+        "in a chunk",
+        "the second",
+        "refused",
+    ],
+)
+def test_a_request_that_never_ends_is_ended_and_good_ones_are_served_meanwhile(
+    data: bytes, status: bytes
+) -> None:
+    with (
+        serving(client_timeout_s=LIMIT_S) as live,
+        connected(live, 100, data) as stalled,
+    ):
+        assert live.is_serving()
+        for connection in stalled:
+            answer = rest_of(connection)
+            assert answer.startswith(b"HTTP/1.1 " + status)
+            assert b'"error"' in answer or status == b"200"
+        assert live.server._num_reading == 0
+
+
+def seconds_of_crumbs(connection: socket.socket) -> float:
+    """Send a byte now and then until the other side has had enough."""
+    began_s = time.monotonic()
+    with suppress(OSError):
+        while time.monotonic() - began_s < 20:
+            connection.sendall(b"x")
+            time.sleep(0.05)
+    return time.monotonic() - began_s
+
+
+@pytest.mark.parametrize(
+    "data", [b"", HEAD + b"Content-Length: 1000\r\n\r\n"], ids=["head", "body"]
+)
+def test_a_client_that_sends_a_byte_now_and_then_gets_no_more_time(data: bytes) -> None:
+    with serving(client_timeout_s=LIMIT_S) as live, connected(live, 1, data) as (slow,):
+        assert seconds_of_crumbs(slow) < 10
+
+
+def test_bodies_under_way_are_waiting_requests_and_leave_room_when_they_are_ended() -> None:
+    with (
+        serving(max_waiting=6, client_timeout_s=LIMIT_S) as live,
+        connected(live, 10, HEAD + b"Content-Length: 1000\r\n\r\n{"),
+    ):
+        wait_for(lambda: live.server._num_reading == 10)
+        refused = live.chat()
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"]
+        wait_for(lambda: live.server._num_reading == 0)
+        assert live.chat().status_code == 200
+
+
+@pytest.mark.parametrize("size", [1, 2, 100])
+def test_a_body_in_crumbs_is_refused_before_it_holds_the_others_up(live: Live, size: int) -> None:
+    content = json.dumps(chat_body("x" * 1_000_000)).encode()
+    pieces = (content[start : start + size] for start in range(0, len(content), size))
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+    began_s = time.monotonic()
+    with connected(live, 1, head) as (sender,), suppress(ConnectionError):
+        sender.sendall(chunks)
+    assert live.is_serving()
+    assert time.monotonic() - began_s < 5
+
+
+def test_an_honest_body_may_come_in_pieces(live: Live) -> None:
+    for size in (1, 1024):
+        pieces = (BODY[start : start + size] for start in range(0, len(BODY), size))
+        headers = {"content-type": "application/json"}
+        assert live.client.post(CHAT, content=pieces, headers=headers).status_code == 200
+    large = json.dumps(chat_body("x " * 3000, max_tokens=1)).encode()
+    pieces = (large[start : start + 256] for start in range(0, len(large), 256))
+    assert live.client.post(CHAT, content=pieces, headers=headers).status_code == 200
+
+
+LONG = chat_body(stream=True, n=4, max_tokens=3000, ignore_eos=True, logprobs=True, top_logprobs=20)
+
+
+def test_a_client_that_reads_nothing_is_cut_off() -> None:
+    with (
+        serving(client_timeout_s=LIMIT_S) as live,
+        connected(live, 1, with_length(json.dumps(LONG).encode()), buffer=4096) as (stalled,),
+    ):
+        wait_for(lambda: live.worker.num_rows > 0)
+        live.wait_until_idle()
+        time.sleep(2 * LIMIT_S)
+        assert b"[DONE]" not in rest_of(stalled)
+        assert live.is_serving()
+
+
+def test_a_client_that_reads_slowly_gets_all_of_it() -> None:
+    body = json.dumps(chat_body(stream=True, max_tokens=200, ignore_eos=True)).encode()
+    with (
+        serving(client_timeout_s=LIMIT_S) as live,
+        connected(
+            live, 1, HEAD + b"Connection: close\r\n" + with_length(body)[len(HEAD) :], 4096
+        ) as (slow,),
+    ):
+        text = b""
+        while part := slow.recv(4096):
+            text += part
+            time.sleep(0.03)
+        assert text.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def test_a_slash_too_many_is_an_unknown_path_and_leads_nowhere(live: Live) -> None:
+    answer = live.client.post(f"{CHAT}/", content=BODY)
+    assert answer.status_code == 404
+    assert "location" not in answer.headers
+
+
+def test_a_request_that_the_end_of_the_drain_cancels_is_told_in_our_form() -> None:
+    async def waiting(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        await asyncio.sleep(60)
+
+    async def cancelled() -> list[Message]:
+        sent: list[Message] = []
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        async def receive() -> Message:
+            return {"type": "http.disconnect"}
+
+        gate = Gate(waiting, config=ServerConfig(insecure=True), on_answer=lambda *_: None)
+        scope = {"type": "http", "path": CHAT, "headers": []}
+        task = asyncio.ensure_future(gate(scope, receive, send))
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+        return sent
+
+    start, body = asyncio.run(cancelled())
+    assert start["status"] == 503
+    assert json.loads(body["body"])["error"]["code"] == "engine_stopped"
