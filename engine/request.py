@@ -287,6 +287,7 @@ class Completion:
         drafted_by_position, accepted_by_position: counts per draft position, 0 = first draft.
         illegal_drafts: drafts cut because the grammar forbids them; part of `drafted`.
         conformance: "enforced" | "checked" | "failed", None without a constraint.
+        schema_report: the account of the constraint (engine.grammar.report) as JSON, None without.
     """
 
     request_id: str
@@ -306,6 +307,7 @@ class Completion:
     accepted_by_position: tuple[int, ...] = ()
     illegal_drafts: int = 0
     conformance: str | None = None
+    schema_report: Mapping[str, Any] | None = None
     reasoning: str = ""
     reasoning_tokens: int = 0
     met_stop_text: bool = False

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +67,11 @@ class Matcher(Protocol):
 
     def check_text(self, text: str) -> str:
         """Return "enforced", "checked" or "failed" for a finished text."""
+        ...
+
+    @property
+    def schema_report(self) -> Mapping[str, Any]:
+        """What is enforced, rewritten, without assertion, and left to the check, as JSON."""
         ...
 
 
@@ -206,6 +212,7 @@ class Sequence:
             accepted_by_position=tuple(self.drafts.accepted),
             illegal_drafts=self.drafts.illegal,
             conformance=self._conformance(text),
+            schema_report=None if self.matcher is None else self.matcher.schema_report,
             reasoning="".join(piece.reasoning for piece in self.pieces),
             reasoning_tokens=min(self.text.reasoning_tokens, self.num_emitted),
             met_stop_text=self.text.stopped,

@@ -7,7 +7,8 @@ pure function of emitted tokens: drafts are only looked at.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from engine.errors import RowError
 from engine.grammar.state import Bitmask, GrammarState
@@ -105,6 +106,11 @@ class BehindReasoning:
     def check_text(self, text: str) -> str:
         """Judge the row's finished text; one that never began has failed."""
         return self._state.check_text(text) if self._is_clear else "failed"
+
+    @property
+    def schema_report(self) -> Mapping[str, Any]:
+        """The account of the constraint, as JSON."""
+        return self._state.schema_report
 
     @property
     def _is_clear(self) -> bool:

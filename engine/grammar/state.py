@@ -6,14 +6,15 @@ outside, legal exactly where the matcher accepts. mlx is not imported here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from engine.errors import RowError
+from engine.grammar.report import SchemaReport
 from engine.grammar.vocabulary import GrammarVocabulary
 
 Bitmask = NDArray[np.int32]
@@ -31,6 +32,10 @@ class MatcherSource(Protocol):
 
     def check_text(self, text: str, is_accepting: bool, tokens: Sequence[int]) -> str:
         """Judge a finished text, of these tokens: "enforced", "checked" or "failed"."""
+
+    @property
+    def report(self) -> SchemaReport:
+        """The account of the constraint."""
 
 
 class GrammarState:
@@ -148,6 +153,11 @@ class GrammarState:
     def check_text(self, text: str) -> str:
         """Judge the row's finished text: "enforced", "checked" (validated after), or "failed"."""
         return self._source.check_text(text, self.is_accepting, self._tokens)
+
+    @property
+    def schema_report(self) -> Mapping[str, Any]:
+        """The account of the constraint, as JSON."""
+        return self._source.report.as_dict()
 
     def _try_fill(self, draft: Sequence[int], rows: Bitmask) -> str | None:
         matcher, num_words = self._matcher, self._vocabulary.num_words

@@ -6,7 +6,9 @@ Replies may gain members, so these schemas say what is there and leave room for 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 
+from engine.grammar.report import SchemaReport
 from engine.server.readers import Json, or_null
 from engine.server.standing import Endpoint
 
@@ -50,6 +52,9 @@ COST = _object(
     lane=TEXT,
     lane_reason=TEXT,
     conformance={"enum": ["enforced", "checked", "failed", None]},
+    schema_report=or_null(
+        _object(**{item.name: _list(TEXT) for item in fields(SchemaReport)}),
+    ),
 )
 
 USAGE = _object(

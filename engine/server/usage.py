@@ -46,6 +46,7 @@ def usage_of(completions: Sequence[Completion], num_choices: int) -> dict[str, A
         "lane": first.lane,
         "lane_reason": first.lane_reason,
         "conformance": _worst(row.conformance for row in completions),
+        "schema_report": first.schema_report,
     }
 
 

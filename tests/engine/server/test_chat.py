@@ -253,6 +253,18 @@ def test_schemas_are_met_and_the_reply_says_so(live: Live) -> None:
         assert set(found) == {"colour", "count"}
         assert found["colour"] in ("red", "green")
         assert answer["usage"]["conformance"] == "enforced"
+        report = answer["usage"]["schema_report"]
+        assert {"type", "enum", "required"} <= set(report["enforced"])
+        assert report["unenforced"] == []
+
+
+def test_a_reply_tells_what_asserts_nothing_and_what_was_rewritten(live: Live) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}, "c": {"format": "odd"}}}
+    answer = live.chat(max_tokens=60, guided_json=schema, **AT_ONCE).json()
+    report = answer["usage"]["schema_report"]
+    assert any("format at /properties/c" in line for line in report["annotations"])
+    assert report["rewritten"]
+    assert live.chat(max_tokens=2).json()["usage"]["schema_report"] is None
 
 
 @pytest.mark.parametrize(
