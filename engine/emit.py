@@ -58,17 +58,18 @@ def fail(sequence: Sequence, error: str) -> TokenEvent:
 
 
 def _close(sequence: Sequence, reason: FinishReason, said: Said) -> TokenEvent:
+    position, reasoning_tokens = sequence.num_emitted, sequence.text.reasoning_tokens
     sequence.pieces.append(said)
     sequence.finish_reason = reason
     return TokenEvent(
         sequence.request.request_id,
         None,
         said.text,
-        sequence.num_emitted,
+        position,
         finish_reason=reason,
         error=sequence.error,
         reasoning=said.reasoning,
-        reasoning_tokens=sequence.text.reasoning_tokens,
+        reasoning_tokens=reasoning_tokens,
     )
 
 
@@ -101,6 +102,7 @@ def _emit(
             reason = FinishReason.STOP
         if reason is not None:
             said += sequence.text.finish()
+        reasoning_tokens = sequence.text.reasoning_tokens
     except RowError as error:
         return fail(sequence, str(error))
     except Exception as error:  # noqa: BLE001  # ends this row alone
@@ -125,7 +127,7 @@ def _emit(
         reason,
         logprobs=logprobs,
         reasoning=said.reasoning,
-        reasoning_tokens=sequence.text.reasoning_tokens,
+        reasoning_tokens=reasoning_tokens,
     )
 
 
