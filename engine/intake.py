@@ -122,10 +122,10 @@ class Intake:
 
     def _context_left(self, request: Request) -> int:
         """Return how many tokens the model's context leaves behind the prompt."""
-        context = self._model.config.get("max_position_embeddings")
+        context = self._model.context_length
         if context is None:
             return request.max_tokens
-        room = int(context) - len(request.prompt_ids)
+        room = context - len(request.prompt_ids)
         if room < 1:
             raise ContextLengthError(
                 f"the prompt has {len(request.prompt_ids)} tokens and the model's context is "

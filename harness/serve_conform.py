@@ -17,6 +17,7 @@ from engine.request import Completion, FinishReason, Request
 from harness.audit import Check, compare
 from harness.http_target import CHAT
 from harness.load_client import Ask
+from harness.prompting import UNREASONED
 from harness.serve_subject import Answer, Finding, Served
 from harness.validation import schema_check
 from harness.workload import Prompt, load_workload
@@ -47,7 +48,7 @@ class Reference:
         workload, model = load_workload(WORKLOAD), load_model(self.name)
         self.prompts = workload.select(self.count, seed=0)
         self.max_tokens = workload.max_tokens
-        options = {"enable_thinking": False}
+        options = UNREASONED
         self.requests = [
             Request(
                 prompt_ids=tuple(
@@ -133,7 +134,7 @@ def _body(server: Served, reference: Reference, prompt: Prompt, is_stream: bool)
         "max_tokens": reference.max_tokens,
         "temperature": 0,
         "response_format": {"type": "json_schema", "json_schema": schema},
-        "chat_template_kwargs": {"enable_thinking": False},
+        "chat_template_kwargs": UNREASONED,
         "return_token_ids": True,
         "stream": is_stream,
         **({"stream_options": {"include_usage": True}} if is_stream else {}),

@@ -50,6 +50,9 @@ SERVER_FLAGS = {
 }
 """Flag of `fm serve` -> field of ServerConfig."""
 
+DRAFTERS = ("drafter", "draft_model")
+"""Settings that say who drafts."""
+
 
 def engine_flags(config: EngineConfig) -> tuple[str, ...]:
     """Return the flags of `fm serve` that open an engine with these settings.
@@ -68,7 +71,3 @@ def engine_flags(config: EngineConfig) -> tuple[str, ...]:
             for item in value if isinstance(value, tuple) else (value,):
                 found += [f"--{flag}", str(item)]
     return tuple(found)
-
-
-DRAFTERS = ("drafter", "draft_model")
-"""Settings that say who drafts."""

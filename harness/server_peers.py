@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from engine.models.load import LoadedModel
@@ -95,10 +95,12 @@ class ServerPeers:
         if key not in self.servers:
             assert cell.server is not None
             client = LoadClient(process.url, cell.rows, reply=ChatReply)
-            server = remote_server(client, V1, model=cell.server.model)
-            server.pids, server.lost = (lambda: process.pids), process.loss
-            server.counts_end = cell.server.counts_end
-            self.servers[key] = server
+            self.servers[key] = replace(
+                remote_server(client, V1, model=cell.server.model),
+                pids=lambda: process.pids,
+                lost=process.loss,
+                counts_end=cell.server.counts_end,
+            )
         return self.servers[key]
 
     def _start(self, cell: Cell, command: Words) -> ServerProcess:

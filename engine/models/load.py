@@ -60,6 +60,12 @@ class LoadedModel:
     source: str = ""
     path: Path | None = None
 
+    @property
+    def context_length(self) -> int | None:
+        """Tokens of a prompt and its reply together, at most; None where the model tells none."""
+        length = self.config.get("max_position_embeddings")
+        return None if length is None else int(length)
+
 
 def load_model(name: str, *, dtype: str | None = None) -> LoadedModel:
     """Load a model, fetching it first where needed. Waits for the device.

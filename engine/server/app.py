@@ -94,7 +94,7 @@ class Server:
     def models(self) -> list[dict[str, Any]]:
         """Describe the model and its adapters, and whether they are ready."""
         engine = self.worker.opened
-        known = {} if engine is None else {"context_length": _context(engine.model.config)}
+        known = {} if engine is None else {"context_length": engine.model.context_length}
         return [
             {
                 "id": name,
@@ -280,11 +280,6 @@ def _answer_plainly(request: Request, error: Exception) -> Response:
     code = CODES.get(error.status_code)
     problem = HttpError(error.status_code, message, code=code)
     return JSONResponse(problem.document, problem.status, headers=error.headers)
-
-
-def _context(config: dict[str, Any]) -> int | None:
-    length: int | None = config.get("max_position_embeddings")
-    return length
 
 
 def _problem_of(error: FmError, call: Call) -> HttpError:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
+import math
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -14,27 +16,26 @@ from engine.errors import FmError, SettingError
 from engine.loop import Engine
 from engine.server.app import Server, build_app
 from engine.server.connection import protocol_with
-from engine.server.lag import LoopLag
 from engine.server.settings import ServerConfig
 from engine.server.worker import EngineWorker
 
 IDLE_S = 5
 """Seconds a connection without a request is kept."""
 
+GOODBYE_S = 2
+"""Seconds that those get to read what they are told whose replies the end of the drain cuts."""
+
 
 class Listener(uvicorn.Server):
     """uvicorn's loop, with the first signal draining and any second one ending at once."""
 
     def __init__(
-        self,
-        config: uvicorn.Config,
-        worker: EngineWorker,
-        lag: LoopLag,
-        on_drain: Callable[[], None] = lambda: None,
+        self, server: Server, worker: EngineWorker, on_drain: Callable[[], None] = lambda: None
     ) -> None:
-        super().__init__(config)
+        super().__init__(uvicorn_config(server))
         self._worker = worker
-        self._lag = lag
+        self._lag = server.lag
+        self._drain_s = server.config.drain_s
         self._on_drain = on_drain
 
     async def main_loop(self) -> None:
@@ -44,6 +45,14 @@ class Listener(uvicorn.Server):
             await super().main_loop()
         finally:
             self._lag.stop()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let live replies end; those that the drain cuts are told that the server has stopped."""
+        giving_up = asyncio.get_running_loop().call_later(self._drain_s, self._worker.give_up)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            giving_up.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal."""
@@ -88,11 +97,16 @@ def serve(
     with listening_socket(config) as bound:
         url = url_of(bound)
         tell(f"listening on {url}, opening {name}")
+
+        def begin(_engine: Engine) -> None:
+            _set_aside()
+            tell(f"serving {name} on {url}/v1")
+
         worker = EngineWorker(
             open_engine,
             max_waiting=config.max_waiting,
             stuck_after_s=config.stuck_after_s,
-            on_open=lambda _engine: _begin(lambda: tell(f"serving {name} on {url}/v1")),
+            on_open=begin,
         )
         server = Server(config, name, worker)
 
@@ -103,7 +117,7 @@ def serve(
                     "a second signal does not wait"
                 )
 
-        listener = Listener(uvicorn_config(config, server), worker, server.lag, tell_of_rest)
+        listener = Listener(server, worker, tell_of_rest)
         worker.start(listener.end)
         try:
             listener.run(sockets=[bound])
@@ -116,19 +130,19 @@ def serve(
         raise FmError(f"the engine thread ended: {type(worker.failure).__name__}")
 
 
-def _begin(tell: Callable[[], None]) -> None:
-    """Set aside all that is there before the first request: modules, the model, tokenizers.
+def _set_aside() -> None:
+    """Keep garbage collections off what is there before the first request.
 
-    Those are a quarter of a million objects that live as long as the process. Looking through them
-    for garbage, time and again, held every thread for 0.04 to 0.2 s.
+    Modules, the model and tokenizers are a quarter of a million objects that live as long as the
+    process. Looking through them time and again held every thread for 0.04 to 0.2 s.
     """
     gc.collect()
     gc.freeze()
-    tell()
 
 
-def uvicorn_config(config: ServerConfig, server: Server) -> uvicorn.Config:
+def uvicorn_config(server: Server) -> uvicorn.Config:
     """Return how uvicorn runs the application: quiet, plain HTTP, nothing else."""
+    config = server.config
     return uvicorn.Config(
         build_app(server),
         loop="asyncio",
@@ -140,7 +154,7 @@ def uvicorn_config(config: ServerConfig, server: Server) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         timeout_keep_alive=IDLE_S,
-        timeout_graceful_shutdown=max(1, round(config.drain_s)),
+        timeout_graceful_shutdown=math.ceil(config.drain_s) + GOODBYE_S,
     )
 
 

@@ -234,6 +234,13 @@ class EngineWorker:
         """Refuse new rows; live ones go on."""
         self._is_draining = True
 
+    def give_up(self) -> None:
+        """End the live rows before the next step, and tell whoever waits for them."""
+        with self._lock:
+            ids = list(self._places)
+        self._fail_all(State.STOPPED)
+        self._abandon(ids)
+
     def start(self, on_failure: Callable[[], None] = lambda: None) -> None:
         """Start the thread, which opens the engine.
 
@@ -274,7 +281,7 @@ class EngineWorker:
                 LOGGER.error("the engine thread ended: %s", type(error).__name__)
             LOGGER.debug("what it ended with", exc_info=error)
         finally:
-            self._fail_all()
+            self._fail_all(self.state)
             # Streams that outlive their thread abort the process at its exit.
             mx.clear_streams()
             if self.failure is not None:
@@ -329,12 +336,12 @@ class EngineWorker:
             if engine.cancel(row_id):
                 self.totals.add(engine.completion(row_id))
 
-    def _fail_all(self) -> None:
+    def _fail_all(self, state: State) -> None:
         with self._lock:
             jobs = {place.job for place in self._places.values()}
             self._places.clear()
         for job in jobs:
-            job.tell(_unavailable(self.state))
+            job.tell(_unavailable(state))
 
 
 def _unavailable(state: State) -> HttpError:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -121,6 +122,31 @@ def test_a_second_signal_does_not_wait_for_replies() -> None:
         told = process.stderr.read()
         assert "1 live replies get 600 s to end" in told
         assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_what_the_end_of_the_drain_cuts_is_told_so(stream: bool) -> None:
+    with serve("--drain", "1") as (process, url):
+        long = body(stream=stream, max_tokens=8000, ignore_eos=True)
+        heard: list[tuple[int, str]] = []
+
+        def ask() -> None:
+            with httpx2.Client(base_url=url, timeout=60) as client:
+                answer = client.post("/v1/chat/completions", json=long)
+                heard.append((answer.status_code, answer.text))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        with httpx2.Client(base_url=url, timeout=60) as client:
+            while client.get("/stats").json()["rows"]["live"] == 0:
+                time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        asking.join()
+    ((status, text),) = heard
+    assert status == (200 if stream else 503)
+    last = text.split("\n\n")[-2].removeprefix("data: ") if stream else text
+    assert json.loads(last)["error"]["code"] == "engine_stopped"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from engine.draft.registry import build_drafter
 from engine.loop import Engine
 from engine.models.load import LoadedModel
 from engine.server.app import Server
-from engine.server.listen import Listener, listening_socket, url_of, uvicorn_config
+from engine.server.listen import Listener, listening_socket, url_of
 from engine.server.settings import ServerConfig
 from engine.server.worker import EngineWorker, State
 from engine.testing import tiny_model
@@ -105,7 +105,7 @@ def serving(
     )
     server = Server(config, MODEL, worker)
     bound = listening_socket(config)
-    listener = Listener(uvicorn_config(config, server), worker, server.lag)
+    listener = Listener(server, worker)
     thread = threading.Thread(target=listener.run, kwargs={"sockets": [bound]})
     worker.start()
     thread.start()
