@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from harness import exit_codes
 from harness.grade import Grade, Outcome, judge_conformance
 from harness.law import judge_law, portions
 from harness.sampling import promises_ids
@@ -14,11 +15,6 @@ from harness.store.index import Place, RunIndex
 from harness.store.loaded import BlockRow, RunData
 from harness.store.rows import DivergenceRow, GateRow, GateStatus, RequestRow, TrialRow
 from harness.token_identity import JudgedGap, ReplyIdentity, compare_reply, sum_up
-
-EXIT_PASS = 0
-EXIT_CORRECTNESS = 3
-EXIT_INCOMPLETE = 6
-EXIT_INTERRUPTED = 130
 
 SHOWN_PROBLEMS = 3
 
@@ -48,13 +44,13 @@ def exit_code(
         is_unsaved: something was spooled, or could not be run, and waits for `--resume`.
     """
     if is_interrupted:
-        return EXIT_INTERRUPTED
+        return exit_codes.INTERRUPTED
     statuses = {gate.status for gate in gates}
     if "fail" in statuses:
-        return EXIT_CORRECTNESS
+        return exit_codes.CORRECTNESS
     if is_unsaved or "incomplete" in statuses or not statuses:
-        return EXIT_INCOMPLETE
-    return EXIT_PASS
+        return exit_codes.INCOMPLETE
+    return exit_codes.PASS
 
 
 def conformance(index: RunIndex, place: Place) -> Iterator[GateRow]:

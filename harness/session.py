@@ -13,7 +13,7 @@ from pathlib import Path
 from engine.errors import DownloadError, SettingError
 from engine.models.registry import find_entry, pull
 from engine.switches import switched_off
-from harness import gates
+from harness import exit_codes, gates
 from harness.cell import load_cells
 from harness.choices import Choices
 from harness.conditions import preflight, sample
@@ -166,7 +166,7 @@ class Session:
         except StoreError as error:
             notes = (str(error), resume_hint(run_id, self.places))
             return Concluded(
-                run_id=run_id, exit_code=gates.EXIT_INCOMPLETE, report=None, notes=notes
+                run_id=run_id, exit_code=exit_codes.INCOMPLETE, report=None, notes=notes
             )
         finally:
             self.target.close()
@@ -275,7 +275,7 @@ def conclude(store: EvalStore, run_id: str, outcome: Outcome, places: Places) ->
     """Evaluate the gates, write the reports and the end of the run."""
     again = resume_hint(run_id, places)
     if outcome.ending == "interrupted":
-        code = gates.EXIT_INTERRUPTED
+        code = exit_codes.INTERRUPTED
         store.finish_run(run_id, status="interrupted", exit_code=code, unquotable_reasons=[])
         return Concluded(run_id=run_id, exit_code=code, report=None, notes=(again,))
     problems = [] if outcome.save is None else [outcome.save.reason, again]
@@ -286,7 +286,7 @@ def conclude(store: EvalStore, run_id: str, outcome: Outcome, places: Places) ->
     report = replace(report, exit_code=code)
     written = _written_reports(report, places)
     if any(isinstance(item, ReportError) for item in written):
-        code = max(code, gates.EXIT_INCOMPLETE) if code != gates.EXIT_CORRECTNESS else code
+        code = max(code, exit_codes.INCOMPLETE) if code != exit_codes.CORRECTNESS else code
     notes = (*problems, f"database: {places.db}", *map(str, written))
     return Concluded(run_id=run_id, exit_code=code, report=report, notes=notes)
 

@@ -7,16 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from engine.errors import FmError
+from harness.exit_codes import WORDS
 from harness.store.rows import RunRow
-
-OUTCOMES: dict[int, str] = {
-    0: "PASS",
-    2: "USAGE ERROR",
-    3: "FAIL",
-    6: "INCOMPLETE",
-    130: "INTERRUPTED",
-}
-"""Exit codes of `fm run`."""
 
 
 class ReportError(FmError):
@@ -25,7 +17,7 @@ class ReportError(FmError):
 
 def outcome_word(exit_code: int) -> str:
     """Return the word for an exit code of a run."""
-    return OUTCOMES.get(exit_code, f"EXIT {exit_code}")
+    return WORDS.get(exit_code, f"EXIT {exit_code}")
 
 
 def report_name(run: RunRow, ending: str) -> str:

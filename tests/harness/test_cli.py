@@ -18,7 +18,7 @@ import pytest
 
 import engine.flight
 from harness.cli import main
-from harness.gates import EXIT_CORRECTNESS
+from harness.exit_codes import CORRECTNESS
 from harness.law import MAX_DRAWS
 
 ROOT = Path(__file__).parents[2]
@@ -363,7 +363,7 @@ def test_an_engine_that_leaves_the_law_fails_the_run(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(engine.flight, "law", lambda scores, draws: scores.astype(mx.float32))
     done = in_this_process([*REJECTION, "--temperature", "0.3"], capfd)
-    assert done.code == EXIT_CORRECTNESS, done.out
+    assert done.code == CORRECTNESS, done.out
     assert gates_of(tmp_path)["law"][0] == "fail"
     assert "the tokens do not come from the law" in done.out
 

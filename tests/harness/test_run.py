@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import ModelError, SettingError
-from harness import gates
+from harness import exit_codes, gates
 from harness.cell import load_cells
 from harness.choices import Choices
 from harness.matrix import Matrix, plan_matrix
@@ -177,7 +177,7 @@ def test_a_failing_trial_is_a_row_and_the_run_goes_on(
     assert told in failed.reason
     assert "\n" not in failed.reason
     assert sum(trial.status == "done" for trial in bench.data.trials) == 8
-    assert gates.exit_code(gates.evaluate(bench.data)) == gates.EXIT_INCOMPLETE
+    assert gates.exit_code(gates.evaluate(bench.data)) == exit_codes.INCOMPLETE
 
 
 def test_a_model_that_breaks_later_fails_its_trials_only(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_an_interrupted_run_goes_on_with_nothing_lost_or_doubled(
     second = Scripted()
     assert bench.go(second).ending == "finished"
     assert sorted(first.ran + second.ran) == sorted(trial.trial_id for trial in bench.data.trials)
-    assert gates.exit_code(gates.evaluate(bench.data)) == gates.EXIT_PASS
+    assert gates.exit_code(gates.evaluate(bench.data)) == exit_codes.PASS
     counts = Counter(row.trial_id for row in bench.data.requests)
     assert set(counts.values()) == {2}
 
@@ -246,7 +246,7 @@ def test_a_reply_that_parts_is_judged_and_turns_the_gate_red(tmp_path: Path) -> 
     assert {parting.reference for parting in target.judged} == {"serial"}
     verdicts = {row.cell: row.status for row in bench.gate("identity")}
     assert verdicts == {"serial+spec": "fail", "batch2": "pass"}
-    assert gates.exit_code(gates.evaluate(bench.data)) == gates.EXIT_CORRECTNESS
+    assert gates.exit_code(gates.evaluate(bench.data)) == exit_codes.CORRECTNESS
 
 
 SAMPLED = Choices(
@@ -273,7 +273,7 @@ def test_sampled_replies_under_rejection_are_weighed_and_are_no_partings(tmp_pat
     (law,) = bench.gate("law")
     assert (law.status, law.n) == ("pass", 18)
     assert {row.cell: row.status for row in bench.gate("identity")} == {"serial+spec": "pass"}
-    assert gates.exit_code(gates.evaluate(bench.data)) == gates.EXIT_PASS
+    assert gates.exit_code(gates.evaluate(bench.data)) == exit_codes.PASS
 
 
 def test_greedy_replies_under_rejection_are_partings(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_greedy_replies_under_rejection_are_partings(tmp_path: Path) -> None:
     bench.go(target)
     assert {parting.cell.name for parting in target.judged} == {"serial+spec@rejection"}
     assert not target.weighed
-    assert gates.exit_code(gates.evaluate(bench.data)) == gates.EXIT_CORRECTNESS
+    assert gates.exit_code(gates.evaluate(bench.data)) == exit_codes.CORRECTNESS
 
 
 def test_all_cells_of_a_block_draw_with_one_seed_a_prompt_and_no_two_blocks_do(

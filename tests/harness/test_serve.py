@@ -22,7 +22,8 @@ import pytest
 from engine.config import EngineConfig
 from engine.errors import SettingError
 from engine.server.settings import ServerConfig
-from harness import cli
+from harness import serve_flags
+from harness.commands import serve as commands
 from harness.flags import chosen_settings
 from harness.opening import engine_config
 
@@ -179,19 +180,19 @@ def test_a_model_that_cannot_be_opened_ends_the_server_with_the_reason(tmp_path:
 
 
 def test_every_setting_is_a_flag() -> None:
-    assert sorted(cli.ENGINE_FLAGS.values()) == sorted(item.name for item in fields(EngineConfig))
-    assert sorted(cli.SERVER_FLAGS.values()) == sorted(item.name for item in fields(ServerConfig))
+    assert sorted(serve_flags.ENGINE_FLAGS.values()) == sorted(item.name for item in fields(EngineConfig))
+    assert sorted(serve_flags.SERVER_FLAGS.values()) == sorted(item.name for item in fields(ServerConfig))
 
 
 def test_flags_are_the_settings_they_name() -> None:
     given = ["--no-pipelined", "--adapter", "a=x", "--adapter", "b=y", "--prefill-chunk", "64"]
-    context = cli.serve.make_context("serve", [*given, "--batch", "3", "--allow-overrides"])
+    context = commands.serve.make_context("serve", [*given, "--batch", "3", "--allow-overrides"])
     settings = chosen_settings(context, EngineConfig)
     assert EngineConfig(**settings) == EngineConfig(
         pipelined=False, adapters=("a=x", "b=y"), prefill_chunk=64, max_rows=3
     )
     assert ServerConfig(**chosen_settings(context, ServerConfig)).allow_overrides
-    plain = cli.serve.make_context("serve", [])
+    plain = commands.serve.make_context("serve", [])
     assert EngineConfig(**chosen_settings(plain, EngineConfig)).pipelined
 
 

@@ -1,0 +1,1 @@
+"""The commands of fm, one family a module; what a command needs is imported when it runs."""

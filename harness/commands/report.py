@@ -1,0 +1,34 @@
+"""`fm report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from harness import exit_codes
+from harness.commands.places import DEFAULT_DB
+
+
+@click.command()
+@click.argument("run", default="latest")
+@click.option("--format", "form", default="md", help="md or json")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="file instead of the screen")
+@click.option("--db", type=click.Path(path_type=Path), default=DEFAULT_DB, help="eval database")
+def report(run: str, form: str, output: Path | None, db: Path) -> int:
+    """Write the report of a stored RUN (an id, its beginning, or latest) again."""
+    from engine.errors import UnknownNameError
+    from harness.report import build_report, to_json, to_markdown, write_report
+    from harness.store import EvalStore
+
+    writers = {"md": to_markdown, "json": to_json}
+    if form not in writers:
+        raise UnknownNameError("format", form, writers)
+    with EvalStore.open_existing(db) as store:
+        text = writers[form](build_report(store.load_run(store.find_run(run).run_id)))
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        write_report(output, text)
+        click.echo(f"report: {output}")
+    return exit_codes.PASS

@@ -1,0 +1,98 @@
+"""`fm run` and `fm plan`."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from harness import exit_codes
+from harness.commands.matrix_flags import choices_of, matrix_options, refuse_choices
+from harness.commands.places import DEFAULT_DB, DEFAULT_REPORTS, say
+
+if TYPE_CHECKING:
+    from harness.session import Concluded
+
+
+@click.command()
+@matrix_options
+@click.option("--db", type=click.Path(path_type=Path), default=DEFAULT_DB, help="eval database")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=DEFAULT_REPORTS, help="folder for reports"
+)
+@click.option("--resume", metavar="RUN", help="go on with a run: its id, or latest")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="also write this JSON")
+@click.option("--quiet", is_flag=True, help="plain lines instead of a progress bar")
+@click.pass_context
+def run(
+    context: click.Context,
+    db: Path,
+    out: Path,
+    resume: str | None,
+    json_path: Path | None,
+    quiet: bool,
+) -> int:
+    """Run cells on workloads, store what was seen, judge it and write the report."""
+    if resume is not None:
+        refuse_choices(context)
+    chosen = choices_of(context)
+    from engine.backend import require_backend
+    from harness.session import Places, Session, matrix_of, stored_target
+
+    matrix = matrix_of(chosen)
+    require_backend()
+    from harness.progress import fetching_to, progress_for
+    from harness.targets import target_of
+
+    target = chosen.target if resume is None else stored_target(db, resume)
+    progress = progress_for(sys.stderr, quiet)
+    session = Session(
+        target=target_of(target, progress.note),
+        places=Places(db=db, reports=out, json=json_path),
+        progress=progress,
+        fetching=fetching_to(sys.stderr),
+    )
+    concluded = session.start(matrix) if resume is None else session.resume(resume)
+    _show(concluded, quiet)
+    return concluded.exit_code
+
+
+@click.command()
+@matrix_options
+@click.pass_context
+def plan(context: click.Context) -> int:
+    """Show what `fm run` would run with the same flags, and why some of it would not."""
+    from harness.plan_text import plan_lines
+    from harness.session import checked, matrix_of
+    from harness.targets import target_of
+
+    chosen = choices_of(context)
+    matrix = matrix_of(chosen)
+    if chosen.is_remote:
+        with closing(target_of(chosen.target, say)) as target:
+            for model in chosen.models:
+                target.open(model)
+                matrix = checked(matrix, model, target)
+    for line in plan_lines(matrix):
+        click.echo(line)
+    return exit_codes.PASS
+
+
+def _show(concluded: Concluded, quiet: bool) -> None:
+    """Print the composition tables and where everything is."""
+    from rich.console import Console
+
+    from harness.report import plain_report, print_report
+
+    if concluded.report is not None:
+        if quiet or not sys.stdout.isatty():
+            click.echo(plain_report(concluded.report), nl=False)
+        else:
+            print_report(concluded.report, Console())
+    for note in concluded.notes:
+        click.echo(note)
+    if concluded.exit_code == exit_codes.INTERRUPTED:
+        click.echo(f"fm: run {concluded.run_id} was interrupted", err=True)
