@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 
 from engine.errors import FmError
+from harness.exit_codes import CORRECTNESS, PASS, REGRESSION, USAGE, worst
 from harness.serve_beside import large_schema, long_prompt, refusals
 from harness.serve_conform import conformance
 from harness.serve_load import disconnects, load
@@ -37,7 +38,6 @@ class Audit:
         prompts: documents asked for at each concurrency.
         prompt_tokens: of the long prompt beside live streams.
         rounds, tokens: replies timed in process and over HTTP, and their length.
-        patience: multiplies the bounds on times and memory.
     """
 
     model: str
@@ -48,7 +48,6 @@ class Audit:
     rounds: int
     tokens: int
     seed: int
-    patience: float
 
     def findings(self) -> Iterator[Finding]:
         """Run every part, against as few servers as will do."""
@@ -62,19 +61,19 @@ class Audit:
 
     def _of_any_model(self, server: Served) -> Iterator[Finding]:
         if self.requests:
-            yield load(server, self.requests, self.seed, self.patience)
+            yield load(server, self.requests, self.seed)
         if self.leavers:
             yield disconnects(server, self.leavers, self.seed)
         if self.prompt_tokens:
-            yield long_prompt(server, self.prompt_tokens, self.patience)
+            yield long_prompt(server, self.prompt_tokens)
             yield large_schema(server)
-            yield refusals(server, self.patience)
+            yield refusals(server)
 
     def _of_the_model(self, server: Served) -> Iterator[Finding]:
         if self.prompts:
             yield conformance(server, self.prompts)
         if self.rounds:
-            yield overhead(server, self.rounds, self.tokens, self.patience)
+            yield overhead(server, self.rounds, self.tokens)
 
 
 @click.command(help=__doc__)
@@ -87,11 +86,9 @@ class Audit:
 @click.option("--tokens", type=click.IntRange(8), default=96, show_default=True)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option(
-    "--patience",
-    type=click.FloatRange(1),
-    default=1.0,
-    show_default=True,
-    help="multiplies the bounds on times and memory, for a machine that does other things too",
+    "--advisory-timing",
+    is_flag=True,
+    help="bounds on times and memory are told and change no exit code: for a shared machine",
 )
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, writable=True))
 def main(
@@ -103,10 +100,13 @@ def main(
     rounds: int,
     tokens: int,
     seed: int,
-    patience: float,
+    advisory_timing: bool,
     json_path: str | None,
 ) -> None:
-    """Audit a server; a count of 0 leaves a part out. Exits 3 when a property does not hold."""
+    """Audit a server; a count of 0 leaves a part out.
+
+    Exits 3 when a property does not hold, 1 when only a bound on times or memory is passed.
+    """
     audit = Audit(
         model=model,
         requests=requests,
@@ -116,7 +116,6 @@ def main(
         rounds=rounds,
         tokens=tokens,
         seed=seed,
-        patience=patience,
     )
     started = time.monotonic()
     findings: list[Finding] = []
@@ -126,11 +125,18 @@ def main(
             click.echo(f"{time.monotonic() - started:6.0f} s  {finding.line()}")
     except FmError as error:
         click.echo(f"fm: {error}", err=True)
-        sys.exit(2)
+        sys.exit(USAGE)
     if json_path is not None:
         text = json.dumps([asdict(finding) for finding in findings], indent=1)
         Path(json_path).write_text(text, encoding="utf-8")
-    sys.exit(3 if any(finding.failures for finding in findings) else 0)
+    sys.exit(exit_code(findings, advisory_timing))
+
+
+def exit_code(findings: Sequence[Finding], advisory_timing: bool) -> int:
+    """Return what an audit exits with."""
+    failed = any(finding.failures for finding in findings)
+    slow = any(finding.slow for finding in findings) and not advisory_timing
+    return worst((CORRECTNESS if failed else PASS, REGRESSION if slow else PASS))
 
 
 if __name__ == "__main__":

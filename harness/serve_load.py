@@ -43,7 +43,8 @@ LEAVERS = 16
 """Clients that leave at a time."""
 
 MAX_DELAY_S = 0.06
-IDLE_WITHIN_S = 10.0
+IDLE_WITHIN_S = 120.0
+"""How long rows are waited for that should be gone: far longer than a busy machine needs."""
 
 WORDS = ("what", "is", "the", "name", "of", "a", "river", "in", "summer", "?")
 CHOICES = {"guided_choice": ["yes", "no"]}
@@ -83,38 +84,67 @@ class _Memory:
             self._next_s = now_s + SAMPLE_S
 
 
-def load(server: Served, count: int, seed: int, patience: float) -> Finding:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSeen:
+    """What was seen of many requests.
+
+    Args:
+        seconds: of each request.
+        lag_counts: moments by how late the server's loop was, as engine.server.lag has them.
+        readings: of its resident memory, in bytes, one at least.
+    """
+
+    seconds: Sequence[float]
+    wall_s: float
+    lag_counts: Sequence[int]
+    readings: Sequence[int]
+
+
+def load(server: Served, count: int, seed: int) -> Finding:
     """Send many short requests, so many at a time; time, memory and the loop's lag are watched."""
-    found, memory = Finding("load"), _Memory(server)
+    problems, memory = Finding("load"), _Memory(server)
     with server.client(CONCURRENCY) as client:
         warm = list(requests(server.name, 4 * CONCURRENCY, seed + 1))
-        _check(found, warm, client.closed_loop(_asks(warm), CONCURRENCY))
+        _check(problems, warm, client.closed_loop(_asks(warm), CONCURRENCY))
         before, measured = _lags(server), list(requests(server.name, count, seed))
         sent = client.closed_loop(_asks(measured), CONCURRENCY, memory)
-        _check(found, measured, sent)
+        _check(problems, measured, sent)
         counts = [after - then for after, then in zip(_lags(server), before, strict=True)]
-        _check_idle(client, found)
-    quarter = max(1, len(memory.readings) // 4)
-    second = median(memory.readings[quarter : 2 * quarter] or memory.readings)
-    last = median(memory.readings[-quarter:])
-    lag_s = quantile(counts, 0.99) or 0.0
-    times = sorted(item.seconds for item in sent.exchanges)
+        _check_idle(client, problems)
+    seen = LoadSeen(
+        seconds=[item.seconds for item in sent.exchanges],
+        wall_s=sent.wall_s,
+        lag_counts=counts,
+        readings=memory.readings,
+    )
+    found = judged(seen)
+    found.failures += problems.failures
+    return found
+
+
+def judged(seen: LoadSeen) -> Finding:
+    """Judge the times and the memory of a load."""
+    found, times = Finding("load"), sorted(seen.seconds)
+    quarter = max(1, len(seen.readings) // 4)
+    second = median(seen.readings[quarter : 2 * quarter] or seen.readings)
+    last = median(seen.readings[-quarter:])
+    lag_s = quantile(seen.lag_counts, 0.99) or 0.0
     found.figures = {
-        "requests": count,
+        "requests": len(times),
         "concurrency": CONCURRENCY,
-        "requests_per_s": count / sent.wall_s,
+        "requests_per_s": len(times) / seen.wall_s,
         "latency_p50_ms": 1000 * median(times),
         "latency_p99_ms": 1000 * times[int(0.99 * (len(times) - 1))],
-        "lag_p50_ms": 1000 * (quantile(counts, 0.5) or 0.0),
+        "lag_p50_ms": 1000 * (quantile(seen.lag_counts, 0.5) or 0.0),
         "lag_p99_ms": 1000 * lag_s,
         "resident_second_quarter_mb": second / 1e6,
         "resident_last_quarter_mb": last / 1e6,
         "growth": last / second - 1,
     }
-    if lag_s >= MAX_LAG_S * patience:
-        found.failures.append(f"the 99th percentile of the event loop's lag is {lag_s:.3f} s")
-    if last > second * (1 + FLAT * patience):
-        found.failures.append(f"resident memory grows by {last / second - 1:.1%}")
+    if lag_s >= MAX_LAG_S:
+        found.slow.append(f"the 99th percentile of the event loop's lag is {lag_s:.3f} s")
+    if last > second * (1 + FLAT):
+        found.slow.append(f"resident memory grows by {last / second - 1:.1%}")
     return found
 
 

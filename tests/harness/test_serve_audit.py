@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,32 @@ from click.testing import CliRunner
 
 from engine.errors import SchemaError
 from engine.grammar.compile import GrammarCompiler
+from engine.grammar.counts import check_counts
 from engine.request import Constraint, ConstraintKind
 from engine.server.lag import BOUNDS_S, PERIOD_S, LoopLag, quantile
 from engine.testing import tiny_model
-from harness import serve_beside, serve_load, serve_overhead
+from harness import serve_load, serve_overhead
 from harness.load_client import Exchange
-from harness.serve_audit import main
-from harness.serve_beside import over_limits
+from harness.serve_audit import exit_code, main
+from harness.serve_beside import (
+    LEAST_BESIDE,
+    PATTERNS,
+    CompileSeen,
+    PromptSeen,
+    Refused,
+    judged_compile,
+    judged_prompt,
+    judged_refusals,
+    large,
+    over_limits,
+)
 from harness.serve_conform import Reference, _problem
-from harness.serve_load import _check_idle, disconnects, load, requests
+from harness.serve_load import LoadSeen, _check_idle, disconnects, requests
 from harness.serve_overhead import Timed
 from harness.serve_subject import Answer, Finding, Heard, Served, served
 
-SMALL = ("--requests", "150", "--disconnects", "40", "--prompts", "2", "--prompt-tokens", "500")
-SMALL_ROUNDS = ("--rounds", "2", "--tokens", "16", "--patience", "20")
+SMALL = ("--requests", "150", "--disconnects", "40", "--prompts", "2", "--prompt-tokens", "2000")
+SMALL_ROUNDS = ("--rounds", "2", "--tokens", "16", "--advisory-timing")
 PARTS = (
     "load",
     "disconnects",
@@ -39,21 +52,33 @@ PARTS = (
 )
 
 
-def test_a_small_audit_passes_and_tells_its_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(serve_beside, "PATTERNS", 200)
+def test_every_property_holds_in_a_small_audit(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     done = CliRunner().invoke(main, [*SMALL, *SMALL_ROUNDS, "--json", str(report)])
     assert done.exit_code == 0, done.output
     found = {item["name"]: item for item in json.loads(report.read_text(encoding="utf-8"))}
     assert tuple(found) == PARTS
-    assert all(f"pass  {name}: " in done.output for name in PARTS)
+    assert [item["failures"] for item in found.values()] == [[]] * len(PARTS), done.output
     assert found["load"]["figures"]["requests"] == 150
     assert found["disconnects"]["figures"]["rows_cancelled"] > 0
     assert found["conformance"]["figures"]["conforming"] == 1
     assert found["conformance"]["figures"]["equal_to_in_process"] == 1
     assert found["conformance"]["figures"]["replies"] == 2 * 3 * 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("failures", "slow", "code", "advisory", "word"),
+    [([], [], 0, 0, "pass"), ([], ["late"], 1, 0, "slow"), (["wrong"], ["late"], 3, 3, "FAIL")],
+    ids=["whole", "slow", "broken"],
+)
+def test_what_is_slow_is_told_apart_from_what_is_wrong(
+    failures: list[str], slow: list[str], code: int, advisory: int, word: str
+) -> None:
+    finding = Finding("a part", failures=failures, slow=slow)
+    assert exit_code([Finding("another"), finding], advisory_timing=False) == code
+    assert exit_code([Finding("another"), finding], advisory_timing=True) == advisory
+    assert finding.line().startswith(f"{word}  a part")
+    assert all(line in finding.line() for line in (*failures, *slow))
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +87,95 @@ def server() -> Iterator[Served]:
         yield found
 
 
-def test_bounds_that_are_passed_fail_the_audit(
-    server: Served, monkeypatch: pytest.MonkeyPatch
+CALM = LoadSeen(
+    seconds=[0.02] * 9, wall_s=1.0, lag_counts=[90, *[0] * len(BOUNDS_S)], readings=[10**8] * 8
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, None),
+        ({"readings": [10**8] * 7 + [102 * 10**6]}, None),
+        ({"readings": [10**8] * 4 + [104 * 10**6] * 4}, "resident memory grows by 4.0%"),
+        ({"lag_counts": [90, *[0] * (len(BOUNDS_S) - 1), 2]}, "event loop's lag"),
+    ],
+    ids=["calm", "grown a little", "grown", "held"],
+)
+def test_a_load_under_which_memory_or_lag_grows_is_slow(
+    changes: dict[str, Any], told: str | None
 ) -> None:
-    monkeypatch.setattr(serve_load, "MAX_LAG_S", 0.0)
-    monkeypatch.setattr(serve_load, "FLAT", -1.0)
-    failures = load(server, 40, 0, 1.0).failures
-    assert any("lag" in failure for failure in failures)
-    assert any("resident memory" in failure for failure in failures)
+    found = serve_load.judged(replace(CALM, **changes))
+    assert found.failures == []
+    assert len(found.slow) == (told is not None)
+    assert told is None or told in found.slow[0]
+
+
+PROMPT = PromptSeen(
+    prompt_tokens=100,
+    start_s=1.0,
+    sent_s=2.0,
+    ended_s=4.0,
+    live=[[0.5, 1.5, 1.9, 2.8, 3.7, 4.1]],
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "failures", "slow"),
+    [
+        ({}, 0, 0),
+        ({"live": [[1.5, 1.9, 3.2, 4.1]]}, 0, 1),
+        ({"live": [[1.5, 1.9, 4.1, 4.2]]}, 1, 0),
+        ({"live": [[], [1.5]]}, 1, 0),
+        ({"errors": ["gone"]}, 1, 0),
+    ],
+    ids=["went on", "stood still", "waited", "ended", "failed"],
+)
+def test_streams_have_to_go_on_beside_a_prompt(
+    changes: dict[str, Any], failures: int, slow: int
+) -> None:
+    found = judged_prompt(replace(PROMPT, **changes))
+    assert (len(found.failures), len(found.slow)) == (failures, slow)
+
+
+COMPILE = CompileSeen(compile_s=0.14, usual=[0.005] * 9, beside=[0.036] * LEAST_BESIDE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "failures"),
+    [
+        ({}, 0),
+        ({"compile_s": 0.01}, 0),
+        ({"beside": [0.001] * (LEAST_BESIDE - 1)}, 1),
+        ({"beside": [], "usual": []}, 1),
+        ({"errors": ["gone"]}, 1),
+    ],
+    ids=["answered", "slowly", "waited", "none", "failed"],
+)
+def test_others_have_to_be_answered_beside_a_compile(
+    changes: dict[str, Any], failures: int
+) -> None:
+    found = judged_compile(replace(COMPILE, **changes))
+    assert (len(found.failures), found.slow) == (failures, [])
+
+
+def test_a_refusal_has_to_be_one_and_should_be_quick() -> None:
+    refused = {
+        "quick": Refused(frozenset({400}), 0.02),
+        "late": Refused(frozenset({400}), 0.2),
+        "taken": Refused(frozenset({200, None}), 0.2),
+    }
+    found = judged_refusals(refused)
+    assert found.failures == ["taken: statuses ['200', 'None'], not 400"]
+    assert found.slow == ["late: refused after 0.200 s"]
+
+
+def test_the_schema_that_compiles_beside_others_is_within_the_limits() -> None:
+    compiler = GrammarCompiler.of(tiny_model())
+    for patterns in PATTERNS:
+        schema = large(patterns)
+        assert sum(len(group["required"]) for group in schema["properties"].values()) == patterns
+        check_counts(schema, compiler.limits)
 
 
 def test_a_reply_that_changes_and_rows_that_stay_are_seen(
@@ -134,14 +240,24 @@ def test_a_reply_that_breaks_its_schema_or_parts_from_the_engine_is_seen() -> No
     assert not reference.compare([heard(texts={0: "other"})]).passed
 
 
-def test_slower_and_later_replies_are_judged_on_a_real_model_alone() -> None:
-    here = [Timed(0.010, 100.0, (1, 2))] * 3
-    judged = serve_overhead._judged
-    assert judged("real", here, [Timed(0.015, 98.0, (1, 2))] * 3, 1.0).failures == []
-    assert "rate" in judged("real", here, [Timed(0.015, 90.0, (1, 2))] * 3, 1.0).failures[0]
-    assert judged("tiny", here, [Timed(0.015, 50.0, (1, 2))] * 3, 1.0).failures == []
-    assert "later" in judged("tiny", here, [Timed(0.030, 99.0, (1, 2))] * 3, 1.0).failures[0]
-    assert "same" in judged("real", here, [Timed(0.010, 99.0, (1, 3))] * 3, 1.0).failures[0]
+@pytest.mark.parametrize(
+    ("model", "there", "failures", "slow"),
+    [
+        ("real", Timed(0.015, 98.0, (1, 2)), (), ()),
+        ("real", Timed(0.015, 90.0, (1, 2)), (), ("rate",)),
+        ("tiny", Timed(0.015, 50.0, (1, 2)), (), ()),
+        ("tiny", Timed(0.030, 99.0, (1, 2)), (), ("later",)),
+        ("real", Timed(0.030, 90.0, (1, 3)), ("same",), ("rate", "later")),
+    ],
+    ids=["as quick", "slower", "slower, of no weights", "later", "other"],
+)
+def test_replies_over_http_are_the_same_and_slower_ones_are_told(
+    model: str, there: Timed, failures: tuple[str, ...], slow: tuple[str, ...]
+) -> None:
+    found = serve_overhead.judged(model, [Timed(0.010, 100.0, (1, 2))] * 3, [there] * 3)
+    for words, lines in ((failures, found.failures), (slow, found.slow)):
+        assert len(words) == len(lines)
+        assert all(word in line for word, line in zip(words, lines, strict=True))
 
 
 @pytest.mark.parametrize("name", over_limits())
