@@ -7,7 +7,7 @@ the workload too, with a prompt that asks for one document of it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine.document import DocumentError, read_document
 from harness.resources import workloads_dir
-from harness.workload_files import WorkloadError
+from harness.workload_error import WorkloadError
 
 ZOO = "schema-zoo"
 FAMILIES = "zoo"
@@ -73,7 +73,11 @@ def read_zoo(folder: Path | None = None) -> tuple[Entry, ...]:
         WorkloadError: a line is no entry, or two have one name.
     """
     root = (workloads_dir() / ZOO if folder is None else folder) / FAMILIES
-    entries = [entry for path in sorted(root.glob("*.jsonl")) for entry in _read_family(path)]
+    entries = [
+        entry
+        for path in sorted(root.glob("*.jsonl"))
+        for entry in parse_family(path, path.read_text(encoding="utf-8"))
+    ]
     _check_names(entries, root)
     return tuple(entries)
 
@@ -83,10 +87,10 @@ def compact(document: Any) -> str:
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
 
 
-def _read_family(path: Path) -> Iterable[Entry]:
-    text = path.read_text(encoding="utf-8").removesuffix("\n")
+def parse_family(path: Path, text: str) -> Iterator[Entry]:
+    """Yield the entries of a family's file; WorkloadError names the line that is none."""
     # Not splitlines(): it also splits at U+2028, which may stand in a JSON string.
-    for number, line in enumerate(text.split("\n"), start=1):
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
         try:
             found = _Line.model_validate(read_document(line))
         except DocumentError as error:

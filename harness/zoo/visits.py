@@ -29,7 +29,8 @@ class Visit:
         compile_s, cached_s: first and second compile; None for a schema that is refused.
         valid: valid documents asked for; `stricter` of them are refused, for a stated reason.
         invalid: invalid documents, all refused by mask or final check unless a failure says so.
-        walks: complete walks, all valid unless a failure says so; `cut` were not complete.
+        walks: complete walks that the final check passed, all valid unless a failure says so; `cut`
+            were not complete, and `caught` did not pass: the engine ends such a row with an error.
         mask_s: host time of the masks of all walks.
     """
 
@@ -43,6 +44,7 @@ class Visit:
     invalid: int = 0
     walks: int = 0
     cut: int = 0
+    caught: int = 0
     mask_s: list[float] = field(default_factory=list)
 
 
@@ -127,6 +129,10 @@ class Visitor:
             visit.failures.append(f"a walk stops: {walk.error} behind {walk.text[-80:]!r}")
         elif not walk.is_complete:
             visit.cut += 1
+        elif walk.conformance == "failed":
+            visit.caught += 1
+            if judges.fault_of_text(walk.text) is None:
+                visit.failures.append(f"a valid walk fails the final check: {walk.text[:160]}")
         else:
             visit.walks += 1
             fault = judges.fault_of_text(walk.text)

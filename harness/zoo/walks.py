@@ -32,6 +32,8 @@ class Walk:
         text: what was written.
         is_complete: False where the walk was cut at MAX_WALK_TOKENS.
         error: why no further token could be taken, "" for none.
+        conformance: what the final check says of a complete text: "enforced", or "failed" where the
+            mask let something through that only the whole shows, such as a key that stands twice.
         mask_s: host time of each mask.
     """
 
@@ -39,6 +41,7 @@ class Walk:
     text: str
     is_complete: bool
     error: str
+    conformance: str
     mask_s: tuple[float, ...]
 
 
@@ -78,7 +81,9 @@ class Walker:
                 return self._walked(ids, mask_s, error=error)
             token = self._choose(len(ids))
             if token in self.eos_ids:
-                return self._walked(ids, mask_s, is_complete=True)
+                text = self._text(ids)
+                said = state.check_text(text)
+                return Walk(tuple(ids), text, True, "", said, tuple(mask_s))
             state.advance([token])
             ids.append(token)
         return self._walked(ids, mask_s)
@@ -93,9 +98,9 @@ class Walker:
         weights = 1.0 + late**2 * len(others) / 64 * self._weights[others]
         return int(self.rng.choice(others, p=weights / weights.sum()))
 
-    def _walked(
-        self, ids: list[int], mask_s: list[float], *, is_complete: bool = False, error: str = ""
-    ) -> Walk:
+    def _walked(self, ids: list[int], mask_s: list[float], error: str = "") -> Walk:
+        return Walk(tuple(ids), self._text(ids), False, error, "", tuple(mask_s))
+
+    def _text(self, ids: list[int]) -> str:
         data = b"".join(self.tokenizer.token_bytes(token) for token in ids)
-        text = data.decode("utf-8", "replace")
-        return Walk(tuple(ids), text, is_complete, error, tuple(mask_s))
+        return data.decode("utf-8", "replace")
