@@ -153,13 +153,12 @@ def log_ratios(
     A rate that is None, zero, negative or not finite counts as none, and so do two that no engine
     lies between.
     """
-    ratios = []
+    logs = []
     for block in sorted(rates.keys() & baseline.keys()):
         ours, theirs = rates[block], baseline[block]
-        if _is_rate(ours) and _is_rate(theirs):
-            # A difference of logarithms, since the quotient of two rates need not be finite.
-            ratios.append(math.log(ours) - math.log(theirs))
-    return tuple(ratio for ratio in ratios if abs(ratio) <= MAX_LOG_RATIO)
+        if _is_rate(ours) and _is_rate(theirs) and _is_rate(ours / theirs):
+            logs.append(math.log(ours / theirs))
+    return tuple(value for value in logs if abs(value) <= MAX_LOG_RATIO)
 
 
 def _is_rate(value: float | None) -> TypeGuard[float]:
