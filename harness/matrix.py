@@ -7,14 +7,14 @@ kept with the reason.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from harness.cell import Cell, CellCatalogue, CellKind
 from harness.cell_name import FEATURES, CellName
 from harness.choices import Choices
 from harness.sampling import Sampling
+from harness.shuffle import mirrored_orders
 from harness.store.rows import content_hash
 from harness.workload import Prompt, Workload
 
@@ -107,33 +107,25 @@ class Matrix:
 
     def trials(self) -> tuple[PlannedTrial, ...]:
         """Return the trials of every pair that can run, in the order in which they run."""
-        blocks = range(self.choices.amounts().blocks)
         groups: dict[tuple[str, str], list[Pair]] = {}
         for pair in self.pairs:
             if not pair.skip_reason:
                 groups.setdefault((pair.model, pair.workload.name), []).append(pair)
-        return tuple(
-            trial
-            for group in groups.values()
-            for block in blocks
-            for trial in self._block(group, block)
-        )
+        return tuple(trial for group in groups.values() for trial in self._of_group(group))
 
-    def _block(self, group: Sequence[Pair], block: int) -> list[PlannedTrial]:
-        first, seed = group[0], self.choices.seed
-        shuffled = list(group)
+    def _of_group(self, group: Sequence[Pair]) -> Iterator[PlannedTrial]:
+        first, blocks = group[0], self.choices.amounts().blocks
         # Seeded by place, never by cell name: renaming a cell must not move it.
-        random.Random(f"{seed}/{first.model}/{first.workload.name}/{block}").shuffle(shuffled)
-        return [
-            PlannedTrial(
-                pair=pair,
-                block=block,
-                order=order,
-                prompts=self._prompts(pair, block),
-                sampling=self.choices.sampling(),
-            )
-            for order, pair in enumerate(shuffled)
-        ]
+        seed = f"{self.choices.seed}/{first.model}/{first.workload.name}"
+        for block, order in enumerate(mirrored_orders(len(group), blocks, seed)):
+            for place, member in enumerate(order):
+                yield PlannedTrial(
+                    pair=group[member],
+                    block=block,
+                    order=place,
+                    prompts=self._prompts(group[member], block),
+                    sampling=self.choices.sampling(),
+                )
 
     def _prompts(self, pair: Pair, block: int) -> tuple[Prompt, ...]:
         prompts = pair.workload.prompts
