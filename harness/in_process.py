@@ -42,6 +42,7 @@ from harness.store.rows import (
     TrialRow,
 )
 from harness.target import OnTokens, Parting, SampledReply, TrialJob, ignore_tokens
+from harness.work import WorkMeter
 from harness.workload import Workload
 
 
@@ -118,6 +119,7 @@ class InProcess:
         requests = requests_of(self._opened(), job, job.prompts, job.max_tokens)
         mx.clear_cache()
         mx.reset_peak_memory()
+        work = WorkMeter(engine)
         with RssSampler() as rss:
             done = drive(engine, requests, job.cell.rows, monotonic, on_tokens)
         peak_bytes = mx.get_peak_memory()
@@ -126,6 +128,7 @@ class InProcess:
             filled_trial(job.trial, rows, done.tally, done.wall_s),
             peak_mlx_bytes=peak_bytes,
             peak_rss_bytes=rss.peak_bytes,
+            counters=work.counters(),
         )
         return TrialRecord(
             trial=self._with_overhead(engine, job, requests, done, trial),

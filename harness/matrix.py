@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from harness.cell import Cell, CellCatalogue, CellKind
-from harness.cell_name import FEATURES, CellName
+from harness.cell_name import BASE, FEATURES, CellName
 from harness.choices import Choices
 from harness.sampling import Sampling
 from harness.shuffle import mirrored_orders
@@ -87,6 +87,7 @@ class Matrix:
         amounts, target = self.choices.amounts(), self.choices.target
         # Named where it says something only, so that older runs can still be gone on with.
         named = {} if target == Choices().target else {"target": target}
+        named |= {"base": self.choices.base} if self.choices.base else {}
         return content_hash(
             {
                 **named,
@@ -155,6 +156,8 @@ def plan_matrix(
     cells = with_baselines(wanted, catalogue)
     if choices.amounts().blocks >= MIN_AA_BLOCKS:
         cells = _with_noise_floor(cells, catalogue)
+    if choices.base:
+        cells = _with_twins(cells, catalogue)
     if choices.is_remote:
         cells = tuple(replace(cell, is_remote=not cell.key.is_peer) for cell in cells)
     for workload in workloads.values():
@@ -233,7 +236,8 @@ def identity_reference(cell: Cell) -> CellName | None:
     key = cell.key
     if key.is_peer or cell.is_remote:
         return None
-    reference = CellName(rows=None, features=("grammar",) if key.has("grammar") else ())
+    features = ("grammar",) if key.has("grammar") else ()
+    reference = CellName(rows=None, features=features, side=key.side)
     return None if reference == key else reference
 
 
@@ -241,6 +245,14 @@ def _with_noise_floor(cells: tuple[Cell, ...], catalogue: CellCatalogue) -> tupl
     if not any(cell.name == "serial" for cell in cells):
         return cells
     return with_baselines([*cells, catalogue.get("serial@aa")], catalogue)
+
+
+def _with_twins(cells: tuple[Cell, ...], catalogue: CellCatalogue) -> tuple[Cell, ...]:
+    """Return the cells, and each that has a speed of ours once more on the side of the base."""
+    twins = (
+        catalogue.find(replace(cell.key, side=BASE)) for cell in cells if cell.kind is CellKind.PERF
+    )
+    return (*cells, *twins)
 
 
 def _pair(

@@ -54,11 +54,13 @@ class Places:
     Args:
         reports: folder of the dated reports.
         json: file of the JSON report, None for none.
+        command: what goes on with an interrupted run.
     """
 
     db: Path
     reports: Path
     json: Path | None = None
+    command: str = "fm run"
 
     def check(self) -> None:
         """Raise SettingError when a report could not be written after the run."""
@@ -206,7 +208,14 @@ def checked(matrix: Matrix, model: str, target: Target) -> Matrix:
 def stored_target(db: Path, reference: str) -> str:
     """Return the target of a stored run, which goes on with no other; FmError: no such run."""
     with EvalStore.open_existing(db) as store:
-        return choices_of(store.find_run(reference)).target
+        run = store.find_run(reference)
+    choices = choices_of(run)
+    if choices.base:
+        raise SettingError(
+            f"run {run.run_id} compares with {choices.base[:12]}; go on with: fm gate --resume "
+            f"{run.run_id}"
+        )
+    return choices.target
 
 
 def new_run(matrix: Matrix) -> RunRow:
@@ -256,8 +265,9 @@ def check_switches(run: RunRow) -> None:
 
 def command_of(choices: Choices) -> str:
     """Return the command line that repeats a run, every choice spelled out."""
+    command = f"fm gate --base {choices.base}" if choices.base else "fm run"
     parts = [
-        f"fm run --cells {','.join(choices.cells)} --models {','.join(choices.models)}",
+        f"{command} --cells {','.join(choices.cells)} --models {','.join(choices.models)}",
         f"--workloads {','.join(choices.workloads)} --preset {choices.preset}",
     ]
     overrides = {
@@ -293,7 +303,7 @@ def conclude(store: EvalStore, run_id: str, outcome: Outcome, places: Places) ->
 
 def resume_hint(run_id: str, places: Places) -> str:
     """Return how to go on with a run."""
-    return f"go on with: fm run --resume {run_id} --db {places.db}"
+    return f"go on with: {places.command} --resume {run_id} --db {places.db}"
 
 
 def _stored_verdict(store: EvalStore, run_id: str, *, is_unsaved: bool) -> list[str]:

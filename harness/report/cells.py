@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from harness.cell_name import on_side, side_of
 from harness.gates import grade_of
 from harness.grade import judge_conformance
 from harness.report.figures import (
@@ -71,7 +72,7 @@ class CellReader:
             ttft=self._spread(place, "ttft") if is_timed else None,
             ttft_visible=self._spread(place, "ttft_visible") if is_timed else None,
             main=self.against(place, cell.baseline),
-            serial=self.against(place, SERIAL),
+            serial=self.against(place, on_side(SERIAL, side_of(cell.name))),
             others=tuple(self._others(place, cell)),
             acceptance=self._acceptance(place, totals),
             grammar=self._grammar(place, cell),
@@ -166,11 +167,16 @@ class CellReader:
 
     def _without_grammar(self, cell: CellRow) -> str | None:
         features = tuple(word for word in cell.features if word != "grammar")
-        for other in self.index.data.cells:
-            lane = (other.lane, other.max_rows, other.kind)
-            if other.features == features and lane == (cell.lane, cell.max_rows, cell.kind):
-                return other.name
-        return None
+        alike = [
+            other.name
+            for other in self.index.data.cells
+            if other.features == features
+            and (other.lane, other.max_rows, other.kind) == (cell.lane, cell.max_rows, cell.kind)
+            and side_of(other.name) == side_of(cell.name)
+        ]
+        variant = cell.name.partition("@")[2]
+        same = [name for name in alike if name.partition("@")[2] == variant]
+        return next(iter([*same, *alike]), None)
 
     def _conforming(self, place: Place, requests: Sequence[RequestRow]) -> Conforming | None:
         """Return how many replies conform, as the gate counts them, also for free text."""

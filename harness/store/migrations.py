@@ -265,3 +265,14 @@ def m003_laws(db: Database) -> None:
 def m004_client(db: Database) -> None:
     """Add what a trial over HTTP knows of its own client."""
     _run_each(db, _CLIENT)
+
+
+_COUNTERS = """
+ALTER TABLE trials ADD COLUMN counters TEXT NOT NULL DEFAULT '{}';
+"""
+
+
+@migrations()
+def m008_counters(db: Database) -> None:
+    """Add what an engine counts of its own work, which no clock disturbs."""
+    _run_each(db, _COUNTERS)

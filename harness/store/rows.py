@@ -187,6 +187,7 @@ class TrialRow:
         client_delay_s, client_stream_s: over HTTP, bounds on how late the client read its events,
             summed, and the time its streams took, summed; None in process.
         retries: requests that were sent again after a 429.
+        counters: what the engine counted of its own work (harness.work), empty where nothing tells.
         lane_declared, lane_taken: "serial" or "batch"; `lane_reason` says why.
     """
 
@@ -219,6 +220,7 @@ class TrialRow:
     client_delay_s: float | None = None
     client_stream_s: float | None = None
     retries: int | None = None
+    counters: Mapping[str, int] = field(default_factory=dict)
     lane_declared: str = ""
     lane_taken: str = ""
     lane_reason: str = ""
