@@ -36,6 +36,7 @@ from harness.report import (
     build_report,
     comparison_rows,
     report_name,
+    to_html,
     to_json,
     to_markdown,
     write_report,
@@ -323,9 +324,12 @@ def _stored_verdict(store: EvalStore, run_id: str, *, is_unsaved: bool) -> list[
 
 
 def _written_reports(report: RunReport, places: Places) -> list[str | ReportError]:
-    """Write the dated report, and the JSON where it is wanted; return a line for each."""
-    markdown = places.reports / report_name(report.run, "md")
-    files = [("report", markdown, to_markdown(report))]
+    """Write the dated reports, and the JSON where it is wanted; return a line for each."""
+    dated = {"md": to_markdown, "html": to_html}
+    files = [
+        ("report", places.reports / report_name(report.run, ending), write(report))
+        for ending, write in dated.items()
+    ]
     if places.json is not None:
         files.append(("json", places.json, to_json(report)))
     lines: list[str | ReportError] = []

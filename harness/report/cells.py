@@ -12,6 +12,7 @@ from harness.grade import judge_conformance
 from harness.report.figures import (
     Acceptance,
     Against,
+    BlockRate,
     CellFigures,
     Conforming,
     Grammar,
@@ -58,6 +59,7 @@ class CellReader:
         is_timed = cell.kind != "routing"
         trials = self.index.trials(place)
         requests = list(self.index.measured(trials))
+        rates = self._rates(place, self._figure(place)) if is_timed else {}
         return CellFigures(
             place=place,
             cell=cell,
@@ -82,7 +84,10 @@ class CellReader:
             peak_rss_bytes=totals.peak_rss_bytes,
             client_delay=_client_delay(trials),
             retries=sum(trial.retries or 0 for trial in trials),
-            drift=drift(self._rates(place, self._figure(place))) if is_timed else None,
+            drift=drift(rates),
+            block_rates=tuple(
+                BlockRate(block, rate) for block, rate in sorted(rates.items()) if rate
+            ),
         )
 
     def against(self, place: Place, baseline: str | None) -> Against | None:
@@ -100,7 +105,8 @@ class CellReader:
         # Like is compared with like: both by wall time where one of them tells nothing else.
         figure = E2E if E2E in (self._figure(place), self._figure(other)) else AGGREGATE
         logs = log_ratios(self._rates(place, figure), self._rates(other, figure))
-        return Against(baseline, compare(logs, refusals=refusals), figure)
+        by_block = tuple(map(math.exp, logs))
+        return Against(baseline, compare(logs, refusals=refusals), figure, by_block)
 
     def _speed(self, place: Place) -> Speed:
         medians = {

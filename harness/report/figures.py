@@ -95,11 +95,21 @@ class Against:
 
     Args:
         figure: what is compared: aggregate, or e2e where one of both tells no decode steps.
+        by_block: the ratio of each block that has both, by block.
     """
 
     baseline: str
     ratio: Ratio
     figure: str = "aggregate"
+    by_block: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRate:
+    """Tokens a second of one cell in one block; `block` counts from 0."""
+
+    block: int
+    tok_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +125,7 @@ class CellFigures:
         client_delay: lateness of the client's events to the time between them; None in process.
         retries: requests that were sent again.
         drift: relative change of its speed from the first block to the last.
+        block_rates: the speed that is compared, by block; empty for routing checks.
     """
 
     place: Place
@@ -141,6 +152,7 @@ class CellFigures:
     client_delay: float | None
     retries: int
     drift: float | None
+    block_rates: tuple[BlockRate, ...] = ()
 
     @property
     def ratios(self) -> tuple[Against, ...]:
