@@ -82,6 +82,7 @@ class CellReader:
             client_delay=_client_delay(trials),
             retries=sum(trial.retries or 0 for trial in trials),
             drift=drift(self._rates(place, self._figure(place))) if is_timed else None,
+            refusals=tuple(self._cell_refusals(place)) if is_timed else (),
         )
 
     def against(self, place: Place, baseline: str | None) -> Against | None:

@@ -115,6 +115,7 @@ class CellFigures:
         client_delay: lateness of the client's events to the time between them; None in process.
         retries: requests that were sent again.
         drift: relative change of its speed from the first block to the last.
+        refusals: why its timing cannot be compared with anything, one line each.
     """
 
     place: Place
@@ -141,6 +142,7 @@ class CellFigures:
     client_delay: float | None
     retries: int
     drift: float | None
+    refusals: tuple[str, ...] = ()
 
     @property
     def ratios(self) -> tuple[Against, ...]:
