@@ -156,24 +156,12 @@ def _section(section: Section, tables: Iterable[ResultTable]) -> Iterator[str]:
     if not chosen:
         return
     yield SECTIONS[section]
-    labels: dict[str, list[str]] = {}
-    for item in chosen:
-        known = labels.setdefault(item.origin.label, [])
-        if item.origin.machine not in known:
-            known.append(item.origin.machine)
     machine = None
     for item in chosen:
         if item.origin.machine != machine:
             machine = item.origin.machine
-            yield f"### {_machine_heading(item.origin, labels[item.origin.label])}"
+            yield f"### {escape(f'{item.origin.label} ({machine})')}"
         yield f"{_mark(item.origin)}\n\n{item.body}\n\n{_TABLE_END}"
-
-
-def _machine_heading(origin: Origin, alike: Sequence[str]) -> str:
-    """Name a machine, by number where several read alike and still must not be compared."""
-    if len(alike) == 1:
-        return escape(origin.label)
-    return escape(f"{origin.label}, {alike.index(origin.machine) + 1} of {len(alike)}")
 
 
 def _order(origin: Origin) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from markdown_it import MarkdownIt
 
 from harness import exit_codes
 from harness.cli import cli
+from harness.machine import machine_id
 from harness.results import ResultsError, promote
 from harness.results.page import BEGIN, END, HEAD, NOTHING, Page, parse_page
 from harness.results.tables import machine_label
@@ -54,7 +55,8 @@ def headings(markdown: str, level: int) -> list[str]:
 def test_a_quotable_run_is_written_with_all_that_a_reader_needs(tmp_path: Path) -> None:
     text = written(tmp_path, steady_run(command="fm run --cells serial,spec --seed 0"))
     assert headings(text, 2) == ["Quotable"]
-    assert headings(text, 3) == ["Toy CPU, 2 cores"]
+    (machine,) = headings(text, 3)
+    assert machine == f"Toy CPU, 2 cores ({machine_id(MACHINE)})"
     assert headings(text, 4) == ["tiny on short-chat"]
     assert "\n    fm run --cells serial,spec --seed 0\n" in text
     caption = next(line for line in text.splitlines() if line.startswith("Run "))
@@ -177,7 +179,10 @@ def test_machines_models_and_workloads_have_sections_of_their_own(tmp_path: Path
         steady_run(TWO),
         steady_run(THREE, workload=EXTRACT, model=replace(MODEL, name="larger")),
     )
-    assert headings(text, 3) == ["Toy CPU, 2 cores", "Toy GPU"]
+    assert [line.partition(" (")[0] for line in headings(text, 3)] == [
+        "Toy CPU, 2 cores",
+        "Toy GPU",
+    ]
     assert headings(text, 4) == [
         "larger on json-extract",
         "tiny on short-chat",
@@ -188,7 +193,8 @@ def test_machines_models_and_workloads_have_sections_of_their_own(tmp_path: Path
 def test_machines_that_read_alike_and_are_not_the_same_are_kept_apart(tmp_path: Path) -> None:
     twin = {**MACHINE, "host": "twin", "cpu": "another", "memory_bytes": None, "os": "other"}
     text = written(tmp_path, steady_run(ONE), steady_run(TWO, environment=twin))
-    assert headings(text, 3) == ["Toy CPU, 2 cores, 1 of 2", "Toy CPU, 2 cores, 2 of 2"]
+    names = sorted([machine_id(MACHINE), machine_id(twin)])
+    assert headings(text, 3) == [f"Toy CPU, 2 cores ({name})" for name in names]
 
 
 def test_the_order_of_promotions_does_not_show(tmp_path: Path) -> None:
