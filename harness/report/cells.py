@@ -88,6 +88,7 @@ class CellReader:
             block_rates=tuple(
                 BlockRate(block, rate) for block, rate in sorted(rates.items()) if rate
             ),
+            refusals=tuple(self._cell_refusals(place)) if is_timed else (),
         )
 
     def against(self, place: Place, baseline: str | None) -> Against | None:

@@ -85,14 +85,15 @@ def _group(group: Group) -> Iterator[str]:
     yield table(COMPOSITION, [composition_row(cell) for cell in group.cells])
     ratios = [(cell, against) for cell in group.cells for against in cell.ratios]
     if ratios:
-        yield table(RATIOS, [_ratio_row(cell, against) for cell, against in ratios])
+        yield table(RATIOS, [ratio_row(cell, against) for cell, against in ratios])
     for note in group_notes(group):
         yield escape(note.text)
         if note.points:
             yield bullets(note.points)
 
 
-def _ratio_row(cell: CellFigures, against: Against) -> tuple[str, ...]:
+def ratio_row(cell: CellFigures, against: Against) -> tuple[str, ...]:
+    """Return one line of the table of ratios, by the columns of RATIOS."""
     ratio = against.ratio
     return (
         cell.place.cell,

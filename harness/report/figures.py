@@ -126,6 +126,7 @@ class CellFigures:
         retries: requests that were sent again.
         drift: relative change of its speed from the first block to the last.
         block_rates: the speed that is compared, by block; empty for routing checks.
+        refusals: why its timing cannot be compared with anything, one line each.
     """
 
     place: Place
@@ -153,6 +154,7 @@ class CellFigures:
     retries: int
     drift: float | None
     block_rates: tuple[BlockRate, ...] = ()
+    refusals: tuple[str, ...] = ()
 
     @property
     def ratios(self) -> tuple[Against, ...]:

@@ -405,6 +405,23 @@ class ComparisonRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromotionRow:
+    """That a run was written to a results page.
+
+    Args:
+        quotable: False when rows that are not quotable were written too, with these `reasons`.
+        destination: the page, as it was named.
+    """
+
+    promotion_id: str
+    run_id: str
+    promoted_at: str
+    quotable: bool
+    reasons: tuple[str, ...]
+    destination: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
     """A run with everything it is going to do; written before the first trial starts."""
 
