@@ -29,6 +29,7 @@ from engine.flight import Draft, Flight, Selector
 from engine.intake import Intake
 from engine.kv_budget import BYTES_PER_GB, KvBudget
 from engine.launch import Launcher
+from engine.models.footprint import step_weight_bytes
 from engine.models.load import LoadedModel
 from engine.models.lora import load_adapters
 from engine.plan import Slot, StepKind, StepPlan
@@ -39,7 +40,7 @@ from engine.scheduler import Scheduler
 from engine.sequence import MAX_FAILURES, Sequence
 from engine.step_time import StepTimer
 from engine.switches import degrade
-from engine.telemetry import EngineStats, ReplayReport, StepReport, Tally
+from engine.telemetry import EngineStats, ReplayReport, StepBytes, StepReport, Tally
 from engine.verify import Verdict, accept_match
 
 
@@ -76,6 +77,7 @@ class Engine:
         self.model = model
         self.config = config
         self.last_step: StepReport | None = None
+        self._weight_bytes = step_weight_bytes(model)
         self._adapters = load_adapters(model, adapter_places(config.adapters))
         self._runner = Runner(model, shape_block(), config.kv_bits, self._adapters)
         if config.max_rows > 1:
@@ -111,6 +113,16 @@ class Engine:
         with self._lock:
             has_rows = self._scheduler.has_work or self._proposer.has_leavers
             return has_rows or bool(self._untold)
+
+    @property
+    def step_bytes(self) -> StepBytes:
+        """What a decode step has to read; waits for nothing."""
+        costs = self._runner.kv_costs
+        return StepBytes(
+            weights=self._weight_bytes,
+            kv_per_token=costs.per_token,
+            kv_per_row=costs.per_slot,
+        )
 
     def submit(self, request: Request) -> str:
         """Queue a request and return its id; from any thread, does not wait for the device.

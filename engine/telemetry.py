@@ -68,6 +68,21 @@ class StepReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepBytes:
+    """What a decode step has to read at least, whatever it drafts or masks.
+
+    Args:
+        weights: of the target's weights, once for all rows; None where that cannot be told.
+        kv_per_token: keys and values of one cached position of one row, all layers.
+        kv_per_row: state of one row that does not grow with its length.
+    """
+
+    weights: int | None
+    kv_per_token: int
+    kv_per_row: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """What is live now, and totals since the engine was opened.
 

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 
 from harness.gates import grade_of
 from harness.grade import judge_conformance
+from harness.report.attribution import roofline, step_time
 from harness.report.figures import (
     Acceptance,
     Against,
     CellFigures,
     Conforming,
     Grammar,
+    Roofline,
     Speed,
     Spread,
 )
@@ -57,6 +59,8 @@ class CellReader:
         is_timed = cell.kind != "routing"
         trials = self.index.trials(place)
         requests = list(self.index.measured(trials))
+        speed = self._speed(place) if is_timed else _NO_SPEED
+        acceptance = self._acceptance(place, totals)
         return CellFigures(
             place=place,
             cell=cell,
@@ -67,13 +71,13 @@ class CellReader:
             failed_requests=totals.failed_requests,
             empty_replies=totals.empty_replies,
             one_token_replies=totals.one_token_replies,
-            speed=self._speed(place) if is_timed else _NO_SPEED,
+            speed=speed,
             ttft=self._spread(place, "ttft") if is_timed else None,
             ttft_visible=self._spread(place, "ttft_visible") if is_timed else None,
             main=self.against(place, cell.baseline),
             serial=self.against(place, SERIAL),
             others=tuple(self._others(place, cell)),
-            acceptance=self._acceptance(place, totals),
+            acceptance=acceptance,
             grammar=self._grammar(place, cell),
             conforming=self._conforming(place, requests),
             field_accuracy=totals.field_accuracy,
@@ -82,6 +86,8 @@ class CellReader:
             client_delay=_client_delay(trials),
             retries=sum(trial.retries or 0 for trial in trials),
             drift=drift(self._rates(place, self._figure(place))) if is_timed else None,
+            step_time=step_time(trials) if is_timed else None,
+            roofline=self._roofline(cell, trials, requests, acceptance, speed),
         )
 
     def against(self, place: Place, baseline: str | None) -> Against | None:
@@ -150,6 +156,20 @@ class CellReader:
             illegal=totals.illegal_drafts,
             per_position=tuple(counts.get(position, (0, 0)) for position in range(width)),
         )
+
+    def _roofline(
+        self,
+        cell: CellRow,
+        trials: Sequence[TrialRow],
+        requests: Sequence[RequestRow],
+        acceptance: Acceptance | None,
+        speed: Speed,
+    ) -> Roofline | None:
+        """Return what memory allows a cell whose speed is known."""
+        if speed.aggregate is None:
+            return None
+        environment = self.index.data.run.environment
+        return roofline(cell, trials, requests, acceptance, speed.aggregate, environment)
 
     def _grammar(self, place: Place, cell: CellRow) -> Grammar | None:
         if not cell.has("grammar"):

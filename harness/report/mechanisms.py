@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from harness.report import numbers
 from harness.report.checks import NONE_LINE, PLACE, place_names
 from harness.report.figures import Acceptance, CellFigures, RunReport
@@ -22,6 +24,11 @@ ACCEPTANCE = (
     ("rate", True),
     ("illegal", True),
     ("tokens/call", True),
+)
+HISTOGRAM = (*PLACE, ("calls", True), ("undrafted", True))
+HISTOGRAM_LEGEND = (
+    "Decode forwards of a row by how many drafts they accepted. 0 counts those that accepted none, "
+    "the undrafted among them."
 )
 GRAMMAR_LEGEND = (
     "Overhead is step time on the same forced ids with masks against without. Free-running is the "
@@ -48,7 +55,25 @@ def acceptance_section(report: RunReport) -> str:
     width = max(len(acceptance.per_position) for _, acceptance in cells)
     positions = tuple((str(position + 1), True) for position in range(width))
     rows = [_acceptance_row(cell, acceptance, width) for cell, acceptance in cells]
-    return "\n\n".join(["## Acceptance by position", table((*ACCEPTANCE, *positions), rows)])
+    parts = ["## Acceptance by position", table((*ACCEPTANCE, *positions), rows)]
+    return "\n\n".join([*parts, *_histogram(cells, width)])
+
+
+def _histogram(cells: Sequence[tuple[CellFigures, Acceptance]], width: int) -> list[str]:
+    """Return the table of how many drafts a call accepted, where any cell tells."""
+    rows = [
+        (
+            *place_names(cell.place),
+            numbers.count(acceptance.target_calls),
+            numbers.count(acceptance.undrafted),
+            *map(str, counts),
+            *[numbers.DASH] * (width + 1 - len(counts)),
+        )
+        for cell, acceptance in cells
+        if (counts := acceptance.histogram) is not None
+    ]
+    columns = (*HISTOGRAM, *((str(accepted), True) for accepted in range(width + 1)))
+    return [table(columns, rows), HISTOGRAM_LEGEND] if rows else []
 
 
 def _grammar_row(cell: CellFigures) -> tuple[str, ...]:
