@@ -131,6 +131,5 @@ def _count_step(engine: Decoder, tally: StepTally, seconds: float) -> None:
     if step is None or not step.is_decode:
         return
     tally.add(is_full=step.is_full, committed=step.committed, seconds=seconds)
-    tally.mask_s += step.mask_s
     tally.masked += step.mask_positions
-    tally.draft_s += step.draft_s
+    tally.add_parts(step.parts_s)

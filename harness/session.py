@@ -42,6 +42,7 @@ from harness.report import (
     write_report,
 )
 from harness.resources import cells_dir
+from harness.roofline import memory_bandwidth_gb_s
 from harness.run import Outcome, Planned, RunLoop
 from harness.store import EvalStore, ModelRow, RunRow, StoreError, new_id, utc_now
 from harness.target import CannotRunError, Target
@@ -242,6 +243,7 @@ def new_run(matrix: Matrix) -> RunRow:
             **machine.as_dict(),
             "switches_off": list(switched_off()),
             "target": choices.target,
+            "memory_bandwidth_gb_s": None if choices.is_remote else memory_bandwidth_gb_s(),
         },
         machine_refusals=preflight(machine, sample(run_id, "preflight")),
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from harness.cell_name import on_side, side_of
 from harness.gates import grade_of
 from harness.grade import judge_conformance
+from harness.report.attribution import roofline, step_time
 from harness.report.figures import (
     Acceptance,
     Against,
@@ -16,6 +17,7 @@ from harness.report.figures import (
     CellFigures,
     Conforming,
     Grammar,
+    Roofline,
     Speed,
     Spread,
 )
@@ -60,6 +62,8 @@ class CellReader:
         trials = self.index.trials(place)
         requests = list(self.index.measured(trials))
         rates = self._rates(place, self._figure(place)) if is_timed else {}
+        speed = self._speed(place) if is_timed else _NO_SPEED
+        acceptance = self._acceptance(place, totals)
         return CellFigures(
             place=place,
             cell=cell,
@@ -70,13 +74,13 @@ class CellReader:
             failed_requests=totals.failed_requests,
             empty_replies=totals.empty_replies,
             one_token_replies=totals.one_token_replies,
-            speed=self._speed(place) if is_timed else _NO_SPEED,
+            speed=speed,
             ttft=self._spread(place, "ttft") if is_timed else None,
             ttft_visible=self._spread(place, "ttft_visible") if is_timed else None,
             main=self.against(place, cell.baseline),
             serial=self.against(place, on_side(SERIAL, side_of(cell.name))),
             others=tuple(self._others(place, cell)),
-            acceptance=self._acceptance(place, totals),
+            acceptance=acceptance,
             grammar=self._grammar(place, cell),
             conforming=self._conforming(place, requests),
             field_accuracy=totals.field_accuracy,
@@ -89,6 +93,8 @@ class CellReader:
                 BlockRate(block, rate) for block, rate in sorted(rates.items()) if rate
             ),
             refusals=tuple(self._cell_refusals(place)) if is_timed else (),
+            step_time=step_time(trials) if is_timed else None,
+            roofline=self._roofline(cell, trials, requests, acceptance, speed),
         )
 
     def against(self, place: Place, baseline: str | None) -> Against | None:
@@ -158,6 +164,20 @@ class CellReader:
             illegal=totals.illegal_drafts,
             per_position=tuple(counts.get(position, (0, 0)) for position in range(width)),
         )
+
+    def _roofline(
+        self,
+        cell: CellRow,
+        trials: Sequence[TrialRow],
+        requests: Sequence[RequestRow],
+        acceptance: Acceptance | None,
+        speed: Speed,
+    ) -> Roofline | None:
+        """Return what memory allows a cell whose speed is known."""
+        if speed.aggregate is None:
+            return None
+        environment = self.index.data.run.environment
+        return roofline(cell, trials, requests, acceptance, speed.aggregate, environment)
 
     def _grammar(self, place: Place, cell: CellRow) -> Grammar | None:
         if not cell.has("grammar"):

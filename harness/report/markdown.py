@@ -12,6 +12,7 @@ from harness.report.figures import RunReport
 from harness.report.gfm import bullets, code_block, escape, table
 from harness.report.mechanisms import acceptance_section, grammar_section
 from harness.report.outcome import outcome_word
+from harness.report.step_section import step_section
 from harness.store.rows import RunRow
 
 
@@ -84,6 +85,7 @@ SECTIONS: tuple[Callable[[RunReport], str], ...] = (
     composition,
     grammar_section,
     acceptance_section,
+    step_section,
     routing_section,
     failure_section,
     _environment,

@@ -23,6 +23,11 @@ ACCEPTANCE = (
     ("illegal", True),
     ("tokens/call", True),
 )
+HISTOGRAM = (*PLACE, ("calls", True), ("undrafted", True))
+HISTOGRAM_LEGEND = (
+    "Decode forwards of a row by how many drafts they accepted. 0 counts those that accepted none, "
+    "the undrafted among them."
+)
 GRAMMAR_LEGEND = (
     "Overhead is step time on the same forced ids with masks against without. Free-running is the "
     "speed in percent of the cell without grammar, which writes other text. Cells without grammar "
@@ -43,7 +48,10 @@ def acceptance_section(report: RunReport) -> str:
     rows = acceptance_rows(report)
     if not rows:
         return f"## Acceptance by position\n\n{NONE_LINE}"
-    return "\n\n".join(["## Acceptance by position", table(acceptance_columns(report), rows)])
+    parts = ["## Acceptance by position", table(acceptance_columns(report), rows)]
+    if histogram := histogram_rows(report):
+        parts += [table(histogram_columns(report), histogram), HISTOGRAM_LEGEND]
+    return "\n\n".join(parts)
 
 
 def grammar_rows(report: RunReport) -> list[tuple[str, ...]]:
@@ -69,6 +77,28 @@ def acceptance_rows(report: RunReport) -> list[tuple[str, ...]]:
 def _positions(report: RunReport) -> int:
     found = [cell.acceptance for cell in report.cells if cell.acceptance is not None]
     return max((len(acceptance.per_position) for acceptance in found), default=0)
+
+
+def histogram_columns(report: RunReport) -> tuple[tuple[str, bool], ...]:
+    """Return the columns HISTOGRAM, and one for each number of drafts a call can accept."""
+    return (*HISTOGRAM, *((str(accepted), True) for accepted in range(_positions(report) + 1)))
+
+
+def histogram_rows(report: RunReport) -> list[tuple[str, ...]]:
+    """Return how many drafts a call accepted, of each cell that tells."""
+    width = _positions(report)
+    return [
+        (
+            *place_names(cell.place),
+            numbers.count(acceptance.target_calls),
+            numbers.count(acceptance.undrafted),
+            *map(str, counts),
+            *[numbers.DASH] * (width + 1 - len(counts)),
+        )
+        for cell in report.cells
+        if (acceptance := cell.acceptance) is not None
+        and (counts := acceptance.histogram) is not None
+    ]
 
 
 def _grammar_row(cell: CellFigures) -> tuple[str, ...]:

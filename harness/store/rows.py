@@ -180,8 +180,11 @@ class TrialRow:
         aggregate_tokens, aggregate_s: tokens committed by decode steps at full occupancy, and the
             time of those steps (prefill and drain excluded).
         decode_steps, step_s: decode steps and their summed time.
-        mask_s, mask_tokens: time spent on masks, and positions masked, in those steps.
-        draft_s: time spent drafting.
+        mask_tokens: positions that got a grammar mask in those steps.
+        plan_s ... commit_s: what the host spent on each part of those steps (engine.step_time);
+            step_s has the remainder too. A run of fm without `plan_s` counted planning as draft_s.
+        weight_bytes, kv_token_bytes, kv_row_bytes: what a step has to read: weights, one cached
+            position of a row, and what a row reads whatever its length.
         replay_tokens, replay_plain_s, replay_masked_s, replay_mask_s: the replay of forced ids
             without and with masks; replay_mask_s is the mask time within it.
         client_delay_s, client_stream_s: over HTTP, bounds on how late the client read its events,
@@ -211,6 +214,15 @@ class TrialRow:
     mask_s: float | None = None
     mask_tokens: int | None = None
     draft_s: float | None = None
+    plan_s: float | None = None
+    build_s: float | None = None
+    launch_s: float | None = None
+    sample_s: float | None = None
+    wait_s: float | None = None
+    commit_s: float | None = None
+    weight_bytes: int | None = None
+    kv_token_bytes: int | None = None
+    kv_row_bytes: int | None = None
     replay_tokens: int | None = None
     replay_plain_s: float | None = None
     replay_masked_s: float | None = None
