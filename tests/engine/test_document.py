@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.document import DocumentError, Fault, read_document
+from tests.effort import effort
 
 REFUSED = {
     "nothing": ("", Fault.NOT_JSON),
@@ -68,10 +68,9 @@ def test_the_largest_double_is_still_read() -> None:
 
 
 @pytest.mark.parametrize("literal", ["1e4299", "1e-4299", "-1e4299", "9" * 4299])
-def test_five_thousand_absurd_numbers_take_less_than_a_second(literal: str) -> None:
-    begin = time.perf_counter()
-    fault_of("[" + ",".join([literal] * 5000) + "]")
-    assert time.perf_counter() - begin < 1
+def test_five_thousand_absurd_numbers_are_read_or_refused_with_little_effort(literal: str) -> None:
+    text = "[" + ",".join([literal] * 5000) + "]"
+    assert effort(lambda: fault_of(text)) < 60
 
 
 NUMBERS = st.from_regex(

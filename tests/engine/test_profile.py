@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import time
+import itertools
+from types import SimpleNamespace
 
-from engine import arrays
+import pytest
+
+from engine import arrays, profile
 from engine.cache.slots import SlotCache
 from engine.kv_budget import Rectangle
 from engine.plan import RowRange
-from engine.profile import PROFILE_S, profile_steps
+from engine.profile import PROFILE_S, Timing, profile_steps
 from engine.runner import Runner
 from engine.shapes import STEP_WIDTHS
 from engine.testing import tiny_model
@@ -35,10 +38,19 @@ def test_a_profile_prices_one_row_and_the_most_rows_and_leaves_the_cache_alone()
     assert all(costs.forward(rows, width) > 0 for rows in (1, 2, 3, 4) for width in STEP_WIDTHS)
 
 
-def test_a_profile_of_many_rows_ends_in_time() -> None:
-    before = time.perf_counter()
+def test_a_profile_whose_time_is_over_runs_what_it_needs_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a clock on which each reading comes when all the time has passed."""
+    clock, run, shapes = itertools.count(0.0, PROFILE_S), profile._run, []
 
+    def counted(runner: Runner, rows: int, width: int) -> Timing:
+        shapes.append((rows, width))
+        return run(runner, rows, width)
+
+    monkeypatch.setattr(profile, "time", SimpleNamespace(perf_counter=clock.__next__))
+    monkeypatch.setattr(profile, "_run", counted)
     costs = profile_steps(Runner(tiny_model()), 128)
 
-    assert time.perf_counter() - before < 4 * PROFILE_S
+    assert shapes == [(1, STEP_WIDTHS[0]), (128, STEP_WIDTHS[0])]
     assert costs.forward(128, 16) >= costs.forward(128, 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from harness.grade import (
     judge_conformance,
     mean_field_accuracy,
 )
+from tests.effort import effort
 
 SCHEMA = {
     "type": "object",
@@ -169,14 +169,15 @@ def test_the_bound_is_clopper_and_pearsons(case: tuple[int, int]) -> None:
     assert conformance_lower_bound(ok, n) == pytest.approx(exact, abs=1e-9)
 
 
-def test_five_thousand_absurd_numbers_are_graded_in_a_second() -> None:
-    text = "[" + ",".join(["1e4299"] * 5000) + "]"
-    begin = time.perf_counter()
-    assert grade_reply(text, "stop", {"type": "array"}).outcome is Outcome.OUT_OF_RANGE
-    text = "[" + ",".join(["1e308"] * 5000) + "]"
-    schema = {"items": {"multipleOf": 0.01, "maximum": 1.7e308}}
-    assert grade_reply(text, "stop", schema).outcome is Outcome.OK
-    assert time.perf_counter() - begin < 1
+def test_five_thousand_absurd_numbers_are_graded_with_little_effort() -> None:
+    def grade() -> None:
+        text = "[" + ",".join(["1e4299"] * 5000) + "]"
+        assert grade_reply(text, "stop", {"type": "array"}).outcome is Outcome.OUT_OF_RANGE
+        text = "[" + ",".join(["1e308"] * 5000) + "]"
+        schema = {"items": {"multipleOf": 0.01, "maximum": 1.7e308}}
+        assert grade_reply(text, "stop", schema).outcome is Outcome.OK
+
+    assert effort(grade) < 60
 
 
 def test_fields_are_counted_by_leaf() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from engine.errors import SchemaError
+from engine.grammar.build import Builder
 from engine.grammar.limits import GrammarLimits
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -99,15 +100,33 @@ def test_a_grammar_in_use_outlives_its_place_in_the_cache(make_bench):
     assert bench.accepts(grammar, "1")
 
 
-def test_a_compile_beyond_the_time_limit_ends_in_an_error_for_that_request(make_bench):
-    bench = make_bench(GrammarLimits(compile_s=0.05, max_pattern_bytes=60_000))
-    started_s = time.perf_counter()
+def test_a_compile_beyond_the_time_limit_ends_in_an_error_for_that_request(make_bench, monkeypatch):
+    bench = make_bench(GrammarLimits(compile_s=0.05))
+    matcher, may_end = Builder.matcher, threading.Event()
 
+    def held_matcher(self, grammar):
+        assert may_end.wait(60)
+        return matcher(self, grammar)
+
+    monkeypatch.setattr(Builder, "matcher", held_matcher)
     with pytest.raises(SchemaError, match=r"limit of 0\.05 s"):
-        bench.compile("a?" * 8000 + "b", kind="regex")
+        bench.compile("a+", kind="regex")
+    (build,) = bench.compiler._cache.values()
+    assert not build.done()
 
-    assert time.perf_counter() - started_s < 0.5
-    assert bench.verdicts({"const": 1}, ["1"]) == {"1": True}
+    monkeypatch.setattr(Builder, "matcher", matcher)  # what is held goes on being held
+    assert compiled_at_last(bench, {"const": 1}) is not None
+    assert not build.done()
+    may_end.set()
+    build.result(60)
+
+
+def compiled_at_last(bench, schema):
+    """Compile, however often the limit is passed because the machine is busy."""
+    for _ in range(200):
+        with contextlib.suppress(SchemaError):
+            return bench.compile(schema)
+    return None
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 
 import pytest
 
 from engine.errors import SchemaError
 from engine.grammar.limits import GrammarLimits
+from tests.effort import effort
 
 
 def inside(schema: object) -> dict[str, object]:
@@ -195,9 +195,9 @@ def test_sizes_are_limited_before_compiling(make_bench, limits, schema, words):
     ],
     ids=lambda schema: json.dumps(schema)[:50],
 )
-def test_extreme_bounds_compile_or_are_refused_within_seconds(bench, schema):
-    started_s = time.perf_counter()
-    with contextlib.suppress(SchemaError):
-        bench.compile(schema)
+def test_extreme_bounds_compile_or_are_refused_with_little_effort(bench, schema):
+    def compile_it():
+        with contextlib.suppress(SchemaError):
+            bench.compile(schema)
 
-    assert time.perf_counter() - started_s < 6
+    assert effort(compile_it) < 200

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from engine.errors import SchemaError
 from engine.grammar.document import load_document
 from engine.grammar.limits import GrammarLimits
 from engine.grammar.text_check import NotADocumentError, SchemaCheck, parse_document
+from tests.effort import effort
 
 NOT_DOCUMENTS = {
     "nothing": "",
@@ -37,13 +36,13 @@ def test_a_document_is_read_as_it_stands():
     assert parse_document('{"a":[1,-2.5e3,null,"x"]}') == {"a": [1, -2500.0, None, "x"]}
 
 
-def test_thousands_of_huge_numbers_are_read_in_no_time():
-    started_s = time.perf_counter()
-    with pytest.raises(NotADocumentError):
-        parse_document("[" + ",".join(["1e4299"] * 5000) + "]")
-    parse_document("[" + ",".join(["1e299"] * 5000) + "]")
+def test_thousands_of_huge_numbers_are_read_with_little_effort():
+    def read():
+        with pytest.raises(NotADocumentError):
+            parse_document("[" + ",".join(["1e4299"] * 5000) + "]")
+        parse_document("[" + ",".join(["1e299"] * 5000) + "]")
 
-    assert time.perf_counter() - started_s < 1
+    assert effort(read) < 60
 
 
 WRONG_FORMATS = {

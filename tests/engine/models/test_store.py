@@ -6,6 +6,7 @@ import errno
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -131,14 +132,20 @@ def test_a_killed_maker_is_followed_by_one_that_cleans_up(
 
 def test_progress_is_told_from_bytes_on_disk(model_cache: Path) -> None:
     told: list[tuple[int, int | None]] = []
+    looked = threading.Event()
 
     def make(folder: Path) -> Product:
         (folder / "a").write_bytes(bytes(500))
         (folder / "b").hardlink_to(folder / "a")
-        time.sleep(0.7)
+        assert looked.wait(60)
         return product()
 
-    obtain("m/a", RECIPE, make, lambda done, expected: told.append((done, expected)), 1000)
+    def tell(done: int, expected: int | None) -> None:
+        told.append((done, expected))
+        if done == 500:
+            looked.set()
+
+    obtain("m/a", RECIPE, make, tell, 1000)
     assert (500, 1000) in told
 
 

@@ -39,6 +39,12 @@ class Live:
     server: Server
     worker: EngineWorker
     client: httpx2.Client
+    listener: Listener
+
+    @property
+    def connections(self) -> set[Any]:
+        """What is connected."""
+        return set(self.listener.server_state.connections)
 
     def chat(self, content: str = "hi", **fields: Any) -> httpx2.Response:
         return self.client.post(CHAT, json=chat_body(content, **fields))
@@ -116,7 +122,7 @@ def serving(
             if waits:
                 wait_for(lambda: worker.state is not State.STARTING)
                 assert worker.failure is None
-            yield Live(url_of(bound), server, worker, client)
+            yield Live(url_of(bound), server, worker, client, listener)
     finally:
         listener.force_exit = True
         listener.end()

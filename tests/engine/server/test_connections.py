@@ -14,7 +14,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from engine.server.gate import Gate
 from engine.server.settings import ServerConfig
-from tests.engine.server.live import CHAT, Live, chat_body, serving, wait_for
+from tests.effort import effort
+from tests.engine.server.live import CHAT, WAIT_S, Live, chat_body, serving, wait_for
 
 HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
 BODY = json.dumps(chat_body(max_tokens=2)).encode()
@@ -33,7 +34,7 @@ def connected(
             found.append(socket.socket())
             if buffer is not None:
                 found[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-            found[-1].settimeout(20)
+            found[-1].settimeout(WAIT_S)
             found[-1].connect((host, int(port)))
             found[-1].sendall(data)
         yield found
@@ -91,14 +92,15 @@ def test_a_request_that_never_ends_is_ended_and_good_ones_are_served_meanwhile(
         assert live.server._num_reading == 0
 
 
-def seconds_of_crumbs(connection: socket.socket) -> float:
-    """Send a byte now and then until the other side has had enough."""
-    began_s = time.monotonic()
+def ends_crumbs(connection: socket.socket) -> bool:
+    """Send a byte now and then; True when the other side had enough of it, however late."""
+    deadline_s = time.monotonic() + WAIT_S
     with suppress(OSError):
-        while time.monotonic() - began_s < 20:
+        while time.monotonic() < deadline_s:
             connection.sendall(b"x")
             time.sleep(0.05)
-    return time.monotonic() - began_s
+        return False
+    return True
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ def seconds_of_crumbs(connection: socket.socket) -> float:
 )
 def test_a_client_that_sends_a_byte_now_and_then_gets_no_more_time(data: bytes) -> None:
     with serving(client_timeout_s=LIMIT_S) as live, connected(live, 1, data) as (slow,):
-        assert seconds_of_crumbs(slow) < 10
+        assert ends_crumbs(slow)
 
 
 def test_bodies_under_way_are_waiting_requests_and_leave_room_when_they_are_ended() -> None:
@@ -128,11 +130,13 @@ def test_a_body_in_crumbs_is_refused_before_it_holds_the_others_up(live: Live, s
     pieces = (content[start : start + size] for start in range(0, len(content), size))
     chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
     head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
-    began_s = time.monotonic()
-    with connected(live, 1, head) as (sender,), suppress(ConnectionError):
-        sender.sendall(chunks)
-    assert live.is_serving()
-    assert time.monotonic() - began_s < 5
+
+    def send() -> None:
+        with connected(live, 1, head) as (sender,), suppress(ConnectionError):
+            sender.sendall(chunks)
+        assert live.is_serving()
+
+    assert effort(send) < 20
 
 
 def test_an_honest_body_may_come_in_pieces(live: Live) -> None:
@@ -155,7 +159,7 @@ def test_a_client_that_reads_nothing_is_cut_off() -> None:
     ):
         wait_for(lambda: live.worker.num_rows > 0)
         live.wait_until_idle()
-        time.sleep(2 * LIMIT_S)
+        wait_for(lambda: not live.connections)
         assert b"[DONE]" not in rest_of(stalled)
         assert live.is_serving()
 

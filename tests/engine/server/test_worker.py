@@ -40,7 +40,7 @@ def test_rows_whose_client_left_before_they_were_queued_are_not_decoded(
         worker.submit(job, [long(), long()], 2)
 
     asyncio.run(leave_first())
-    wait_for(lambda: worker.totals.rows["cancelled"] == 4, seconds=5)
+    wait_for(lambda: worker.totals.rows["cancelled"] == 4)
     assert worker.num_rows == 0
     assert worker.opened is not None
     wait_for(lambda: not worker.engine.has_work)

@@ -105,6 +105,7 @@ def test_only_what_may_begin_a_stop_text_is_held_back(echo: Live) -> None:
 
 
 def test_a_client_may_leave_while_text_is_held_back(echo: Live) -> None:
+    cancelled = echo.worker.totals.rows["cancelled"]
     # Behind its text the row repeats its end token, which has no text: " c" stays held.
     body = chat_body(
         pieces("ab", " c"), stream=True, stop=[" cd"], ignore_eos=True, max_tokens=3000
@@ -116,7 +117,9 @@ def test_a_client_may_leave_while_text_is_held_back(echo: Live) -> None:
         lines = answer.iter_lines()
         line = next(line for line in lines if '"content":"ab' in line)
     assert json.loads(line.removeprefix("data: "))["choices"][0]["delta"]["content"] == "ab"
-    wait_for(lambda: echo.worker.num_rows == 0, seconds=5)
+    wait_for(lambda: echo.worker.num_rows == 0)
+    echo.wait_until_idle()
+    assert echo.worker.totals.rows["cancelled"] == cancelled + 1
     assert echo.chat("hi").json()["choices"][0]["message"]["content"] == "hi"
 
 
