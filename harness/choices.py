@@ -23,6 +23,8 @@ TARGETS = {
 }
 """What runs the cells -> what that is; a URL is a target too."""
 
+MAX_TAG = 100
+
 URL_SCHEMES = ("http://", "https://")
 
 
@@ -60,6 +62,7 @@ class Choices:
         0, "of the prompt choice, the shuffles and the draws", low=0, high=2**63 - 1
     )
     base: str = setting("", "commit whose code runs every cell once more, beside this one's")
+    tag: str = setting("", "words kept with the run, to find it by")
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -73,6 +76,10 @@ class Choices:
             )
         if self.is_remote:
             check_url(self.target, "the target")
+        if len(self.tag) > MAX_TAG or not self.tag.isprintable():
+            raise SettingError(
+                f"tag is {self.tag[:80]!r}; it must be one line of {MAX_TAG} characters at most"
+            )
         for what, names in (("model", self.models), ("workload", self.workloads)):
             if not names:
                 raise SettingError(f"no {what} is named; give at least one")

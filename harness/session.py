@@ -6,6 +6,7 @@ trial and raised as FmError; after that nothing raises, and what happened is in 
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -227,7 +228,7 @@ def new_run(matrix: Matrix) -> RunRow:
     return RunRow(
         run_id=run_id,
         created_at=utc_now(),
-        tag=f"feature-matrix[{machine.host}]",
+        tag=f"feature-matrix[{machine.host}] {choices.tag}".strip(),
         command=command_of(choices),
         preset=choices.preset,
         seed=choices.seed,
@@ -279,6 +280,7 @@ def command_of(choices: Choices) -> str:
         "--prompts": choices.prompts,
         "--max-tokens": choices.max_tokens,
         "--temperature": choices.temperature or None,
+        "--tag": shlex.quote(choices.tag) if choices.tag else None,
     }
     parts += [f"{flag} {value}" for flag, value in overrides.items() if value is not None]
     return " ".join([*parts, f"--seed {choices.seed}"])

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness.cell_name import on_side, side_of
+from harness.cell_name import on_side, parse_cell_name, side_of
 from harness.gates import grade_of
 from harness.grade import judge_conformance
 from harness.report.attribution import roofline, step_time
@@ -193,17 +193,10 @@ class CellReader:
         )
 
     def _without_grammar(self, cell: CellRow) -> str | None:
-        features = tuple(word for word in cell.features if word != "grammar")
-        alike = [
-            other.name
-            for other in self.index.data.cells
-            if other.features == features
-            and (other.lane, other.max_rows, other.kind) == (cell.lane, cell.max_rows, cell.kind)
-            and side_of(other.name) == side_of(cell.name)
-        ]
-        variant = cell.name.partition("@")[2]
-        same = [name for name in alike if name.partition("@")[2] == variant]
-        return next(iter([*same, *alike]), None)
+        side = side_of(cell.name)
+        key = parse_cell_name(cell.name.removesuffix(f"@{side}") if side else cell.name)
+        name = on_side(str(key.without("grammar")), side)
+        return name if name in self.index.cells else None
 
     def _conforming(self, place: Place, requests: Sequence[RequestRow]) -> Conforming | None:
         """Return how many replies conform, as the gate counts them, also for free text."""
