@@ -87,6 +87,8 @@ def _show(concluded: Concluded, quiet: bool) -> None:
 
     from harness.report import plain_report, print_report
 
+    if concluded.exit_code == exit_codes.INTERRUPTED:
+        say(f"run {concluded.run_id} was interrupted")
     if concluded.report is not None:
         if quiet or not sys.stdout.isatty():
             click.echo(plain_report(concluded.report), nl=False)
@@ -94,5 +96,3 @@ def _show(concluded: Concluded, quiet: bool) -> None:
             print_report(concluded.report, Console())
     for note in concluded.notes:
         click.echo(note)
-    if concluded.exit_code == exit_codes.INTERRUPTED:
-        click.echo(f"fm: run {concluded.run_id} was interrupted", err=True)
