@@ -19,6 +19,9 @@ from harness.sweep import Sweep, expanded, parse_sweep, split_names, with_lists
 from harness.toml_file import TomlFile, read_toml
 from harness.workload import list_workloads
 
+NOT_IN_FILES = frozenset({"base"})
+"""Choices that are made on the command line alone: a commit says nothing another day."""
+
 LISTS = ("cells", "models", "workloads")
 TEXTS = ("preset", "target", "tag")
 
@@ -54,7 +57,7 @@ def _matrix_from(file: TomlFile) -> MatrixFile:
         raise SettingError(f"run is {run!r}; it must be a table, [run]")
     if not isinstance(tables, list) or not all(isinstance(item, dict) for item in tables):
         raise SettingError("cell must be a table for each cell, [[cell]]")
-    known = [item.name for item in fields(Choices)]
+    known = [item.name for item in fields(Choices) if item.name not in NOT_IN_FILES]
     _check_words(run, (*known, "sweep"), "[run]")
     values = {name: _value(name, run[name]) for name in known if name in run}
     if "cells" in run or tables:

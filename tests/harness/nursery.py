@@ -1,7 +1,8 @@
-"""Lives of a run: sessions in children forked from one warm process, so that a hundred can end badly.
+"""Lives of a run: sessions in children of one warm process, so that a hundred can end badly.
 
-Started as a script it reads orders from standard input, one JSON list a line, and answers each with
-how its lives ended. A life runs a whole session with a scripted target on a real database.
+Started as a script it reads orders from standard input, one JSON list a line, and answers each
+with how its lives ended. A life is a whole session with a scripted target on a real database, in a
+child that is forked.
 """
 
 from __future__ import annotations
@@ -149,7 +150,8 @@ def _serve() -> None:
         live(Life(folder=folder))
     for line in sys.stdin:
         lives = [Life(**item) for item in json.loads(line)]
-        print(json.dumps([asdict(end) for end in _ended(lives)]), flush=True)
+        sys.stdout.write(json.dumps([asdict(end) for end in _ended(lives)]) + "\n")
+        sys.stdout.flush()
 
 
 def _ended(lives: Sequence[Life]) -> list[End]:
@@ -214,7 +216,7 @@ def _session(life: Life) -> int:
         return 130
     finally:
         sys.setprofile(None)
-    print(*concluded.notes, f"events: {count}", sep="\n")
+    sys.stdout.write("\n".join([*concluded.notes, f"events: {count}"]))
     return concluded.exit_code
 
 
