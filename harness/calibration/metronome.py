@@ -40,8 +40,8 @@ from harness.workload import Prompt, Workload
 
 __all__ = ["Metronome", "MetronomeTarget", "Pace", "RealClock", "VirtualClock"]
 
-OnStep = Callable[[StepReport], None]
-"""Called with each step as the metronome itself saw it."""
+OnStep = Callable[[StepReport, float], None]
+"""Called with each step, and the instant at which it was really over."""
 
 Answer = Callable[[TrialJob, Prompt], str]
 """The reply to a prompt: one token a character."""
@@ -164,9 +164,10 @@ class Metronome:
             for event in self._emit(request_id, row, width, kind)
         ]
         noise = self.rng.lognormvariate(0, self.pace.step_noise) if self.pace.step_noise else 1.0
-        self.clock.wait_until(started_s + seconds * self.slowness * noise)
+        ended_s = started_s + seconds * self.slowness * noise
         committed = sum(event.token_id is not None for event in events)
         masked = sum(row.request.constraint is not None for row in rows.values()) * width
+        mask_s = masked * self.pace.mask_s
         self.last_step = StepReport(
             kind=kind,
             rows=num_rows,
@@ -176,13 +177,16 @@ class Metronome:
             prompt_tokens=0,
             committed=committed,
             draft_s=0.0,
-            mask_s=masked * self.pace.mask_s,
+            mask_s=mask_s,
             mask_positions=masked,
             started_s=started_s,
-            ended_s=self.clock(),
+            ended_s=ended_s,
+            wait_s=max(0.0, ended_s - started_s - mask_s),
         )
+        # Nothing but the wait is left to do: what is done in a step is part of its time.
+        over_s = self.clock.wait_until(ended_s)
         if self.on_step is not None:
-            self.on_step(self.last_step)
+            self.on_step(self.last_step, over_s)
         return events
 
     def _emit(self, request_id: str, row: _Row, width: int, kind: StepKind) -> list[TokenEvent]:

@@ -25,11 +25,11 @@ class _Handler(BaseHTTPRequestHandler):
     step_s = 0.0
     ttft_s = 0.0
 
-    def do_GET(self) -> None:  # noqa: N802  # the name the standard library calls
+    def do_GET(self) -> None:
         """Answer what a client asks before it measures."""
         self._answer({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
 
-    def do_POST(self) -> None:  # noqa: N802  # as above
+    def do_POST(self) -> None:
         """Stream a reply of as many tokens as its budget has."""
         clock = RealClock()
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
