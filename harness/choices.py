@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from engine.config import check_settings, setting
 from engine.errors import SettingError, UnknownNameError
 from harness.cell import CORE_CELLS
-from harness.cell_name import check_url
+from harness.cell_name import FIXED, check_url
 from harness.sampling import Sampling
 
 DEFAULT_MODELS = ("smollm2-135m",)
 DEFAULT_WORKLOADS = ("short-chat", "json-extract", "long-form")
 DEFAULT_PRESET = "quick"
+GATE_PRESET = "gate"
+GATE_CELLS = tuple(f"{name}@{FIXED}" if "spec" in name else name for name in CORE_CELLS)
+"""What `fm gate --base` measures when no cells are named: drafts whose counts are the same each time."""
 
 TARGETS = {
     "in-process": "engines in this process",

@@ -80,9 +80,9 @@ class Places:
 
     def check(self) -> None:
         """Raise SettingError when a report could not be written after the run."""
-        _check_folder(self.reports, "--out")
+        check_folder(self.reports, "--out")
         if self.json is not None:
-            _check_folder(self.json.absolute().parent, "--json")
+            check_folder(self.json.absolute().parent, "--json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -409,7 +409,8 @@ def _written_reports(report: RunReport, places: Places) -> list[str | ReportErro
     return lines
 
 
-def _check_folder(folder: Path, flag: str) -> None:
+def check_folder(folder: Path, flag: str) -> None:
+    """Raise SettingError when a folder cannot be written; the text names the flag for another."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
