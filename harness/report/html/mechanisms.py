@@ -10,7 +10,7 @@ from harness.report.figures import Acceptance, CellFigures, RunReport
 from harness.report.html.chart import Chart, Part, bar, drawing, segment, written
 from harness.report.html.element import Content, Element, el
 from harness.report.html.table import shown_table
-from harness.report.html.words import name, note
+from harness.report.html.words import name, note, prose
 from harness.report.mechanisms import (
     GRAMMAR,
     GRAMMAR_LEGEND,
@@ -22,6 +22,9 @@ from harness.report.mechanisms import (
 HEIGHT = 56
 _BASE = HEIGHT - 4
 _TOP = 16
+_SLOT = 68
+"""Pixels a position takes, where there is room."""
+
 _FILL = 0.72
 """Share of a position's width that its bar takes."""
 
@@ -34,7 +37,10 @@ def grammar(report: RunReport) -> Content:
     rows = grammar_rows(report)
     if not rows:
         return note(NONE_LINE)
-    return (shown_table("what a grammar costs", GRAMMAR, rows, heads=3), note(GRAMMAR_LEGEND))
+    return (
+        shown_table("what a grammar costs", GRAMMAR, rows, heads=3),
+        note(prose(GRAMMAR_LEGEND)),
+    )
 
 
 def acceptance(report: RunReport) -> Content:
@@ -82,7 +88,7 @@ def _axis(width: int) -> Element:
         written("tick", _left(at, width) + _wide(width) / 2, 13, str(at + 1))
         for at in range(0, width, width // _MAX_NUMBERED + 1)
     ]
-    return drawing("position of the draft", 18, marks)
+    return drawing("position of the draft", 18, marks, width=width * _SLOT)
 
 
 def _curve(cell: CellFigures, found: Acceptance, width: int) -> Element:
@@ -99,7 +105,8 @@ def _curve(cell: CellFigures, found: Acceptance, width: int) -> Element:
     label = f"{cell.place.cell}: " + ", ".join(
         f"position {at + 1} {numbers.percent(share)}" for at, share, _ in shares
     )
-    return drawing(label, HEIGHT, (ground, [_bar(width, *share) for share in shares]))
+    bars = [_bar(width, *share) for share in shares]
+    return drawing(label, HEIGHT, (ground, bars), width=width * _SLOT)
 
 
 def _bar(width: int, at: int, share: float, told: str) -> Content:
