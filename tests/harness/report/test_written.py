@@ -28,6 +28,7 @@ from harness.report import (
     to_markdown,
     write_report,
 )
+from harness.report.attribution import OTHER, PARTS
 from harness.report.figures import Spread
 from harness.report.tables import composition_table
 from harness.stats import compare
@@ -70,6 +71,7 @@ def test_sections_come_in_the_order_in_which_they_are_read(report: RunReport) ->
         "## Composition",
         "## Grammar",
         "## Acceptance by position",
+        "## Where a step's time goes",
         "## Routing checks",
         "## Failures and skips",
         "## Environment",
@@ -195,6 +197,9 @@ CELL_KEYS = [
     "mask_us_per_token",
     "conformance",
     "peak_bytes",
+    "step_parts_ms",
+    "accept_histogram",
+    "roofline",
 ]
 OBJECT_KEYS = {
     "tok_s": ["aggregate", "per_stream", "e2e"],
@@ -203,6 +208,8 @@ OBJECT_KEYS = {
     "acceptance": ["rate", "drafted", "accepted", "target_calls", "per_position"],
     "conformance": ["n", "ok", "lower_bound"],
     "peak_bytes": ["mlx", "rss"],
+    "step_parts_ms": [*PARTS, OTHER],
+    "roofline": ["bytes_per_token", "bandwidth_gb_s", "bound_tok_s", "share"],
 }
 
 
