@@ -15,7 +15,8 @@ from starlette.types import Message, Receive, Scope, Send
 from engine.server.gate import Gate
 from engine.server.settings import ServerConfig
 from tests.effort import effort
-from tests.engine.server.live import CHAT, WAIT_S, Live, chat_body, serving, wait_for
+from tests.engine.server.live import CHAT, Live, chat_body, serving
+from tests.waiting import WAIT_S, wait_for
 
 HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
 BODY = json.dumps(chat_body(max_tokens=2)).encode()
