@@ -114,7 +114,7 @@ def test_a_client_that_sends_a_byte_now_and_then_gets_no_more_time(data: bytes) 
 
 def test_bodies_under_way_are_waiting_requests_and_leave_room_when_they_are_ended() -> None:
     with (
-        serving(max_waiting=6, client_timeout_s=LIMIT_S) as live,
+        serving(max_waiting=6, client_timeout_s=3 * LIMIT_S) as live,
         connected(live, 10, HEAD + b"Content-Length: 1000\r\n\r\n{"),
     ):
         wait_for(lambda: live.server._num_reading == 10)
