@@ -11,8 +11,8 @@ import pytest
 
 from engine.loop import Engine
 from tests.engine.server.cases.echo import echo_model, knowing_drafter, prompt_ids
-from tests.engine.server.cases.reply import MODES, ask_chat, ask_ids, streamed
 from tests.engine.server.live import CHAT, COMPLETIONS, LANES, Live, chat_body, serving
+from tests.engine.server.reply import MODES, ask_chat, ask_ids, streamed
 from tests.waiting import WAIT_S
 
 CONTEXT = 160

@@ -9,7 +9,8 @@ import httpx2
 import pytest
 
 from tests.engine.server.cases.echo import BEGIN, ENDS, SPLIT, pieces, prompt_ids
-from tests.engine.server.cases.reply import (
+from tests.engine.server.live import CHAT, COMPLETIONS, Live, chat_body
+from tests.engine.server.reply import (
     LANES,
     MODES,
     Said,
@@ -17,7 +18,6 @@ from tests.engine.server.cases.reply import (
     ask_ids,
     schema_format,
 )
-from tests.engine.server.live import CHAT, COMPLETIONS, Live, chat_body
 from tests.waiting import WAIT_S, wait_for
 
 in_every_lane = pytest.mark.parametrize("lane", LANES)
