@@ -6,9 +6,9 @@ and the choice of every position is built. Nothing waits for the device but `Fli
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -23,6 +23,7 @@ from engine.request import TokenLogprobs
 from engine.row_params import Draws, Records, RowParams
 from engine.sampler import Adjustment, adjust, choose, gumbel_noise
 from engine.sequence import Sequence
+from engine.step_time import StepTimer
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,8 @@ class Flight:
         positions: token positions computed, padding included.
         unread: what to wait for when the step samples nothing; None leaves that to later steps.
         scored: log-probabilities on the device, of the rows that ask.
-        logprobs: the same once read: row -> one entry a sampled position.
+        values: the same once read, as `scored` has them.
+        logprobs: the same once taken: row -> one entry a sampled position.
     """
 
     plan: StepPlan
@@ -75,11 +77,10 @@ class Flight:
     positions: int
     started_s: float
     unread: mx.array | None = None
-    draft_s: float = 0.0
-    mask_s: float = 0.0
     mask_positions: int = 0
     scored: Scored | None = None
     scored_rows: tuple[int, ...] = ()
+    values: list[NDArray[Any]] = field(default_factory=list)
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
 
     @property
@@ -103,11 +104,15 @@ class Flight:
             return None
         if self.scored is None:
             return arrays.read_tokens(tokens)
-        chosen, *values = arrays.read(tokens, *self.scored.arrays)
-        for row, entry in zip(self.scored_rows, self.scored.report(values), strict=True):
-            self.logprobs.setdefault(row, []).append(entry)
+        chosen, *self.values = arrays.read(tokens, *self.scored.arrays)
         rows: list[list[int]] = chosen.tolist()
         return rows
+
+    def take_logprobs(self) -> None:
+        """Fill `logprobs` with what was read."""
+        if self.scored is not None:
+            for row, entry in zip(self.scored_rows, self.scored.report(self.values), strict=True):
+                self.logprobs.setdefault(row, []).append(entry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +154,19 @@ class Selector:
     Args:
         eos_ids: end tokens, illegal before a row's `min_tokens`.
         acceptance: when a draft is the choice at its position, a name in CHOICES.
+        timer: told how long masks take.
     """
 
     def __init__(
-        self, vocab_size: int, eos_ids: Iterable[int], num_slots: int, acceptance: str = "match"
+        self,
+        vocab_size: int,
+        eos_ids: Iterable[int],
+        num_slots: int,
+        acceptance: str = "match",
+        timer: StepTimer | None = None,
     ) -> None:
         self._choose = CHOICES[acceptance]
+        self._timer = timer or StepTimer()
         self._params = RowParams(num_slots)
         self._end_bits = bits_of(eos_ids, vocab_size)
 
@@ -207,12 +219,12 @@ class Selector:
         jobs, barred = _mask_jobs(flight), layout.barred
         if not jobs and not len(barred):
             return None
-        started_s = time.perf_counter()
+        self._timer.lap("sample")
         bitmask = np.full((layout.positions.size, len(self._end_bits)), -1, dtype=np.int32)
         _fill(flight, jobs, bitmask)
         if len(barred):
             bar_tokens(bitmask, barred, self._end_bits)
-        flight.mask_s = time.perf_counter() - started_s
+        self._timer.lap("mask")
         flight.mask_positions = sum(1 + len(job.draft) for job in jobs.values())
         return bitmask
 

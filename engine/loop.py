@@ -28,6 +28,8 @@ from engine.errors import RequestError, SettingError, detail_of
 from engine.flight import Draft, Flight, Selector
 from engine.intake import Intake
 from engine.kv_budget import BYTES_PER_GB, KvBudget
+from engine.launch import Launcher
+from engine.models.footprint import step_weight_bytes
 from engine.models.load import LoadedModel
 from engine.models.lora import load_adapters
 from engine.plan import Slot, StepKind, StepPlan
@@ -36,9 +38,9 @@ from engine.request import Completion, FinishReason, Request, TokenEvent, TokenL
 from engine.runner import Runner
 from engine.scheduler import Scheduler
 from engine.sequence import MAX_FAILURES, Sequence
-from engine.shapes import prefill_width, step_width
+from engine.step_time import StepTimer
 from engine.switches import degrade
-from engine.telemetry import EngineStats, ReplayReport, StepReport, Tally
+from engine.telemetry import EngineStats, ReplayReport, StepBytes, StepReport, Tally
 from engine.verify import Verdict, accept_match
 
 
@@ -50,6 +52,9 @@ class Engine:
         config: every setting, but for what a kill switch turns off (engine.switches).
         drafter: proposes tokens when `config.num_draft_tokens` is above zero.
         costs: prices by which draft budgets adapt; None measures them when they are needed.
+
+    Attributes:
+        last_step: what the last call of `step` computed; None when it computed nothing.
 
     Raises:
         SettingError: drafts are asked for and there is no drafter.
@@ -72,19 +77,22 @@ class Engine:
         self.model = model
         self.config = config
         self.last_step: StepReport | None = None
+        self._weight_bytes = step_weight_bytes(model)
         self._adapters = load_adapters(model, adapter_places(config.adapters))
         self._runner = Runner(model, shape_block(), config.kv_bits, self._adapters)
         if config.max_rows > 1:
             self._runner.check_batch()
         self._runner.warm_up(config.max_rows, widest=1 + config.num_draft_tokens)
+        self._timer = StepTimer()
         self._selector = Selector(
-            model.vocab_size, model.eos_ids, config.max_rows, config.acceptance
+            model.vocab_size, model.eos_ids, config.max_rows, config.acceptance, self._timer
         )
         drafter = drafter if config.num_draft_tokens else None
         if drafter is not None:
             drafter.open(model)
         draft_budgets = build_budgets(config, self._runner, drafter, costs)
         self._proposer = Proposer(model, drafter, draft_budgets)
+        self._launcher = Launcher(self._runner, self._proposer, self._timer)
         self._kv_budget = _kv_budget(config, self._runner, drafter)
         self._intake = Intake(model, config, self._adapters, self._runner.cache.is_rewindable)
         self._prefixes = PrefixReuse(config, self._runner.cache)
@@ -105,6 +113,16 @@ class Engine:
         with self._lock:
             has_rows = self._scheduler.has_work or self._proposer.has_leavers
             return has_rows or bool(self._untold)
+
+    @property
+    def step_bytes(self) -> StepBytes:
+        """What a decode step has to read; waits for nothing."""
+        costs = self._runner.kv_costs
+        return StepBytes(
+            weights=self._weight_bytes,
+            kv_per_token=costs.per_token,
+            kv_per_row=costs.per_slot,
+        )
 
     def submit(self, request: Request) -> str:
         """Queue a request and return its id; from any thread, does not wait for the device.
@@ -161,8 +179,9 @@ class Engine:
         an error. So calling step while there is work comes to an end, whatever is raised.
         """
         try:
+            self._timer.start()
             with self._lock:
-                self._at_risk = []
+                self._at_risk, self.last_step = [], None
                 self._proposer.forget_leavers()
                 if self._untold:
                     return self._tell()
@@ -171,20 +190,26 @@ class Engine:
                     return self._tell()
                 self._at_risk = [slot.sequence for slot in flight.plan.slots]
                 self._flight = None
+                self._timer.skip()
                 tokens = self._selector.select(flight)
                 if tokens is not None:
                     # By itself: arrays evaluated together are read when the last one is done.
                     arrays.launch(tokens)
+                self._timer.lap("sample")
                 ahead = self._follow(flight, tokens)
             chosen = flight.read(tokens)
-            ended_s = time.perf_counter()
+            ended_s = self._timer.lap("wait")
+            flight.take_logprobs()
+            self._timer.lap("commit")
             with self._lock:
+                self._timer.skip()
                 self._land(flight, chosen)
                 self._proposer.forget_leavers()
                 self._flight = None if ahead is None or ahead.is_over else ahead
                 self._runner.cache.landed(num_ahead=0 if self._flight is None else 1)
+                self._timer.lap("commit")
                 self.last_step = self._tally.add(
-                    flight, self._untold, self.config.max_rows, ended_s
+                    flight, self._untold, self.config.max_rows, self._timer.seconds, ended_s
                 )
                 return self._tell()
         except BaseException as error:
@@ -305,7 +330,16 @@ class Engine:
 
     def _launch(self) -> Flight | None:
         """Start a step whose tokens the host knows."""
-        started_s = time.perf_counter()
+        started_s = self._timer.skip()
+        plan = self._plan()
+        if plan is None:
+            return None
+        self._at_risk = [slot.sequence for slot in plan.slots]
+        self._timer.lap("plan")
+        return self._launcher.launch(plan, started_s)
+
+    def _plan(self) -> StepPlan | None:
+        """Let rows join and the cache fit them; return what they are to do next."""
         self._runner.cache.landed(num_ahead=0)
         admission = self._scheduler.admit()
         self._copy(admission.moves)
@@ -313,48 +347,11 @@ class Engine:
         self._runner.make_room(room)
         self._proposer.make_room(room)
         self._copy(self._scheduler.share_prompts())
-        plan = self._scheduler.plan()
-        if plan is None:
-            return None
-        self._at_risk = [slot.sequence for slot in plan.slots]
-        if plan.kind is StepKind.PREFILL:
-            return self._launch_prefill(plan, started_s)
-        drafts = self._proposer.propose(plan.slots)
-        draft_s = time.perf_counter() - started_s
-        width = step_width(
-            max(s.num_known + len(d.ids) for s, d in zip(plan.slots, drafts, strict=True))
-        )
-        fed = [(*slot.tokens, *draft.ids) for slot, draft in zip(plan.slots, drafts, strict=True)]
-        flight = self._forward(plan, _ids_of(plan, fed, width), drafts, started_s)
-        flight.draft_s = draft_s
-        return flight
+        return self._scheduler.plan()
 
     def _copy(self, moves: Many[tuple[int, int]]) -> None:
         for source, destination in moves:
             self._runner.cache.move(source, destination)
-
-    def _launch_prefill(self, plan: StepPlan, started_s: float) -> Flight:
-        chunks = [slot.tokens for slot in plan.slots]
-        ids = _ids_of(plan, chunks, prefill_width(max(map(len, chunks))))
-        drafts = (Draft(),) * len(chunks)
-        rows = plan.rows([draft.ids for draft in drafts])
-        hidden = self._runner.prefill(ids, rows)
-        samples = any(slot.samples for slot in plan.slots)
-        logits = self._runner.head(hidden) if samples else None
-        self._runner.launch(hidden if logits is None else logits)
-        # a row that starts over tells at once whether it can be computed
-        is_tried = any(slot.sequence.is_restarted for slot in plan.slots)
-        unread = hidden if is_tried else None
-        return Flight(plan, drafts, rows.counts, logits, 1, ids.size, started_s, unread)
-
-    def _forward(
-        self, plan: StepPlan, ids: mx.array, drafts: tuple[Draft, ...], started_s: float
-    ) -> Flight:
-        rows = plan.rows([draft.ids for draft in drafts])
-        logits = self._runner.forward(ids, rows)
-        logits = logits.reshape(-1, logits.shape[-1])
-        self._runner.launch(logits)
-        return Flight(plan, drafts, rows.counts, logits, ids.shape[1], ids.size, started_s)
 
     def _follow(self, flight: Flight, tokens: mx.array | None) -> Flight | None:
         """Launch the next forward on tokens the host has not read, where nothing hinges on them."""
@@ -364,10 +361,7 @@ class Engine:
         room = self._runner.room
         if plan is None or self._scheduler.room(room) != room:
             return None  # a cache is resized between steps: kernels may write to it unseen
-        started_s = time.perf_counter()
-        if any(slot.sequence.forced_ids for slot in plan.slots):
-            tokens = _ids_of(plan, [[slot.sequence.forced_next] for slot in plan.slots], 1)
-        return self._forward(plan, tokens, (Draft(),) * len(plan.slots), started_s)
+        return self._launcher.launch_ahead(plan, tokens)
 
     def _land(self, flight: Flight, chosen: list[list[int]] | None) -> None:
         """Commit what a step chose; rows that were cancelled meanwhile are passed over."""
@@ -481,14 +475,6 @@ class Engine:
             if sequence.num_failures >= MAX_FAILURES and not sequence.is_finished:
                 reason = f"{MAX_FAILURES} steps failed, the last with {detail}; try again later"
                 self._untold.append(emit.fail(sequence, reason))
-
-
-def _ids_of(plan: StepPlan, fed: Many[Many[int]], width: int) -> mx.array:
-    """Return the ids of a step, [plan.num_rows, width]; idle rows are zeros."""
-    rows: list[Many[int]] = [()] * plan.num_rows
-    for slot, tokens in zip(plan.slots, fed, strict=True):
-        rows[plan.row(slot)] = tokens
-    return arrays.ids_array(rows, width)
 
 
 def _kv_budget(config: EngineConfig, runner: Runner, drafter: DraftSource | None) -> KvBudget:

@@ -12,20 +12,23 @@ from engine.flight import Flight
 from engine.grammar.compile import CompileStats
 from engine.plan import StepKind
 from engine.request import TokenEvent
+from engine.step_time import PARTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
     """One executed step. Times are seconds on time.perf_counter's clock.
 
+    `plan_s` to `commit_s` are the parts (engine.step_time) of the call of Engine.step that read it;
+    a step launched ahead was built and launched by the call before.
+
     Args:
         rows: rows served.
         positions: token positions computed, padding and idle rows included.
         tokens: those of them that were a row's tokens or drafts.
         committed: tokens emitted.
-        draft_s: time spent proposing drafts.
-        mask_s: time spent on the host filling grammar masks.
         mask_positions: masks filled.
+        started_s: when it was built.
         ended_s: after the step's result was read by the host.
     """
 
@@ -41,6 +44,17 @@ class StepReport:
     mask_positions: int
     started_s: float
     ended_s: float
+    plan_s: float = 0.0
+    build_s: float = 0.0
+    launch_s: float = 0.0
+    sample_s: float = 0.0
+    wait_s: float = 0.0
+    commit_s: float = 0.0
+
+    @property
+    def parts_s(self) -> dict[str, float]:
+        """Seconds by name, in the order of PARTS."""
+        return {part: getattr(self, f"{part}_s") for part in PARTS}
 
     @property
     def is_decode(self) -> bool:
@@ -51,6 +65,21 @@ class StepReport:
     def is_full(self) -> bool:
         """True for a decode step at full occupancy."""
         return self.is_decode and self.rows == self.max_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBytes:
+    """What a decode step has to read at least, whatever it drafts or masks.
+
+    Args:
+        weights: of the target's weights, once for all rows; None where that cannot be told.
+        kv_per_token: keys and values of one cached position of one row, all layers.
+        kv_per_row: state of one row that does not grow with its length.
+    """
+
+    weights: int | None
+    kv_per_token: int
+    kv_per_row: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,9 +147,18 @@ class Tally:
     syncs_before: int = field(default_factory=lambda: arrays.SYNCS.count)
 
     def add(
-        self, flight: Flight, events: Sequence[TokenEvent], max_rows: int, ended_s: float
+        self,
+        flight: Flight,
+        events: Sequence[TokenEvent],
+        max_rows: int,
+        parts_s: Mapping[str, float],
+        ended_s: float,
     ) -> StepReport:
-        """Count a landed step and return its report."""
+        """Count a landed step and return its report.
+
+        Args:
+            parts_s: seconds by name of PARTS.
+        """
         plan, num_tokens = flight.plan, sum(flight.counts)
         report = StepReport(
             kind=plan.kind,
@@ -130,11 +168,17 @@ class Tally:
             tokens=num_tokens,
             prompt_tokens=num_tokens if plan.kind is StepKind.PREFILL else 0,
             committed=sum(event.token_id is not None for event in events),
-            draft_s=flight.draft_s,
-            mask_s=flight.mask_s,
             mask_positions=flight.mask_positions,
             started_s=flight.started_s,
             ended_s=ended_s,
+            plan_s=parts_s["plan"],
+            draft_s=parts_s["draft"],
+            build_s=parts_s["build"],
+            launch_s=parts_s["launch"],
+            mask_s=parts_s["mask"],
+            sample_s=parts_s["sample"],
+            wait_s=parts_s["wait"],
+            commit_s=parts_s["commit"],
         )
         self.steps += 1
         self.positions += report.positions

@@ -1,8 +1,9 @@
 """Cells: lane presets read from cells/*.toml, and the names derived from them.
 
 A file holds the preset of one name. `batchN` with another N takes the settings of the file for the
-same features, `@aa` repeats a bare lane, and `@rejection` is the cell without it under the other
-acceptance, so that any legal name has a cell without a file.
+same features, `@aa` repeats a bare lane, `@rejection` is the cell without it under the other
+acceptance and `@fixed` the one with drafts that are not adapted to what they pay, so that any legal
+name has a cell without a file.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.errors import FmError, SettingError, UnknownNameError
-from harness.cell_name import REJECTION, CellName, parse_cell_name
+from harness.cell_name import FIXED, REJECTION, CellName, parse_cell_name
 
 CORE_CELLS = (
     "serial",
@@ -121,6 +122,8 @@ class CellCatalogue:
 
     def find(self, key: CellName) -> Cell:
         """Return the cell of a parsed name; UnknownNameError lists the cells that exist."""
+        if key.side:
+            return replace(self.find(replace(key, side="")), key=key)
         cell = self.cells.get(str(key))
         if cell is not None:
             return cell
@@ -134,6 +137,9 @@ class CellCatalogue:
             matching = self.find(replace(key, variant=""))
             config = replace(matching.config, acceptance=REJECTION)
             return replace(matching, key=key, config=config)
+        if key.variant == FIXED:
+            adaptive = self.find(replace(key, variant=""))
+            return replace(adaptive, key=key, config=replace(adaptive.config, draft_budgets=FIXED))
         for cell in self.cells.values():
             if key.rows is not None and _same_but_rows(cell.key, key):
                 return _derived(cell, key, cell.kind)

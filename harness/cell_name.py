@@ -19,6 +19,13 @@ PEER = "mlx-lm"
 REJECTION = "rejection"
 """The variant that accepts drafts by rejection sampling: the law of plain decoding, not its ids."""
 
+FIXED = "fixed"
+"""The variant that always drafts as many tokens as it may: adaptive budgets follow measured times,
+so that two runs of one build may draft differently."""
+
+BASE = "base"
+"""The side of a cell that the code compared with runs, in `fm gate --base`."""
+
 MAX_BATCH_ROWS = 128
 
 FEATURES: dict[str, str] = {
@@ -47,6 +54,7 @@ class CellName:
         variant: the word after `@`, "" for none.
         is_peer: True for a cell that something else than our engine runs.
         url: of the server that runs a peer cell, "" where it is mlx-lm.
+        side: BASE where other code than this runs the cell, "" otherwise; nobody can ask for one.
     """
 
     rows: int | None
@@ -54,6 +62,7 @@ class CellName:
     variant: str = ""
     is_peer: bool = False
     url: str = ""
+    side: str = ""
 
     @property
     def lane(self) -> str:
@@ -88,7 +97,17 @@ class CellName:
         lane = [] if self.rows is None else [f"batch{self.rows}"]
         lead = [self.url or PEER, *lane] if self.is_peer else (lane or ["serial"])
         name = "+".join([*lead, *self.features])
-        return f"{name}@{self.variant}" if self.variant else name
+        return "@".join(filter(None, [name, self.variant, self.side]))
+
+
+def on_side(name: str, side: str) -> str:
+    """Return the canonical name of a cell without a side as that of its twin on a side."""
+    return f"{name}@{side}" if side else name
+
+
+def side_of(name: str) -> str:
+    """Return the side of a canonical name, "" for none."""
+    return BASE if name.endswith(f"@{BASE}") else ""
 
 
 def parse_cell_name(text: str) -> CellName:
@@ -176,6 +195,8 @@ def _refuse_what_cannot_run(name: CellName, text: str) -> None:
         raise SettingError(f"cell {text!r}: '@routed' needs batchN and spec")
     if (name.variant == "blas") and not name.is_peer:
         raise SettingError(f"cell {text!r}: '@blas' is for {PEER} cells; ours always load it")
+    if name.variant == FIXED and (not name.has("spec") or name.is_peer):
+        raise SettingError(f"cell {text!r}: '@{FIXED}' is for cells of ours with spec")
     if name.variant == REJECTION and (not name.has("spec") or name.is_peer):
         raise SettingError(f"cell {text!r}: '@{REJECTION}' is for cells of ours with spec")
     if name.variant == "aa" and not name.is_bare:

@@ -59,6 +59,7 @@ class Choices:
     seed: int = setting(
         0, "of the prompt choice, the shuffles and the draws", low=0, high=2**63 - 1
     )
+    base: str = setting("", "commit whose code runs every cell once more, beside this one's")
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -66,6 +67,10 @@ class Choices:
             raise UnknownNameError("preset", self.preset, PRESETS)
         if self.target not in TARGETS and not self.is_remote:
             raise UnknownNameError("target", self.target, [*TARGETS, "http://HOST:PORT/v1"])
+        if self.base and self.is_remote:
+            raise SettingError(
+                f"the target {self.target} runs no code of a base; drop --base or --target"
+            )
         if self.is_remote:
             check_url(self.target, "the target")
         for what, names in (("model", self.models), ("workload", self.workloads)):

@@ -16,6 +16,7 @@ from engine.errors import FmError
 from harness import exit_codes
 from harness.commands.doctor import doctor
 from harness.commands.models import models, pull
+from harness.commands.promote import promote
 from harness.commands.report import report
 from harness.commands.run import plan, run
 from harness.commands.serve import generate, serve
@@ -32,6 +33,7 @@ COMMANDS: tuple[click.Command, ...] = (
     run,
     plan,
     report,
+    promote,
     models,
     pull,
     doctor,

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -53,17 +53,17 @@ class StepTally:
         full_tokens, full_s: tokens committed by steps at full occupancy, and their time; prefill
             and the drain at the end are not in them.
         seconds: time of all decode steps.
-        mask_s, masked: host time spent on grammar masks, and positions masked.
-        draft_s: time spent proposing drafts.
+        masked: positions that got a grammar mask.
+        parts_s: what the host spent on each part of a step, by the engine's names; empty where
+            nobody tells.
     """
 
     full_tokens: int = 0
     full_s: float = 0.0
     steps: int = 0
     seconds: float = 0.0
-    mask_s: float = 0.0
     masked: int = 0
-    draft_s: float = 0.0
+    parts_s: dict[str, float] = field(default_factory=dict)
 
     def add(self, *, is_full: bool, committed: int, seconds: float) -> None:
         """Count one decode step."""
@@ -72,6 +72,11 @@ class StepTally:
         if is_full:
             self.full_tokens += committed
             self.full_s += seconds
+
+    def add_parts(self, parts_s: Mapping[str, float]) -> None:
+        """Add the parts of one decode step."""
+        for part, seconds in parts_s.items():
+            self.parts_s[part] = self.parts_s.get(part, 0.0) + seconds
 
 
 class RssSampler:

@@ -8,12 +8,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from engine.loop import Engine
-from engine.request import Request, TokenEvent
+from engine.request import Completion, Request, TokenEvent
+from engine.telemetry import StepReport
 from harness.clock import Clock, StepTally, TokenTimes
 from harness.record import Served
 from harness.target import OnTokens
+
+
+class Decoder(Protocol):
+    """What is driven: an engine, or a double whose speed is known."""
+
+    @property
+    def has_work(self) -> bool:
+        """True while another step would do something."""
+        ...
+
+    @property
+    def last_step(self) -> StepReport | None:
+        """The step that `step` ran last, None before the first."""
+        ...
+
+    def submit(self, request: Request) -> str:
+        """Queue a request and return its id."""
+        ...
+
+    def step(self) -> list[TokenEvent]:
+        """Run one step, wait for the device, and return what it emitted."""
+        ...
+
+    def completion(self, request_id: str) -> Completion:
+        """Return the record of a finished row."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +86,7 @@ class Watch:
 
 
 def drive(
-    engine: Engine,
+    engine: Decoder,
     requests: Sequence[Request],
     rows: int,
     clock: Clock,
@@ -75,7 +102,7 @@ def drive(
 
 
 def _run_wave(
-    engine: Engine,
+    engine: Decoder,
     requests: Sequence[Request],
     clock: Clock,
     tally: StepTally,
@@ -99,11 +126,10 @@ def _run_wave(
     ]
 
 
-def _count_step(engine: Engine, tally: StepTally, seconds: float) -> None:
+def _count_step(engine: Decoder, tally: StepTally, seconds: float) -> None:
     step = engine.last_step
     if step is None or not step.is_decode:
         return
     tally.add(is_full=step.is_full, committed=step.committed, seconds=seconds)
-    tally.mask_s += step.mask_s
     tally.masked += step.mask_positions
-    tally.draft_s += step.draft_s
+    tally.add_parts(step.parts_s)

@@ -16,6 +16,7 @@ from typing import Any
 from engine.config import EngineConfig
 from engine.models.load import LoadedModel, load_model, outline_model
 from engine.models.registry import pull
+from engine.step_time import PARTS
 from harness.cell import Cell
 from harness.chat_reply import ChatReply
 from harness.clock import StepTally
@@ -59,9 +60,8 @@ class ServeStats:
             full_s=full_s,
             steps=int(self._added("steps")),
             seconds=self._added("seconds"),
-            mask_s=self._added("mask_s"),
             masked=int(self._added("mask_positions")),
-            draft_s=self._added("draft_s"),
+            parts_s={part: self._added(f"{part}_s") for part in PARTS},
         )
 
     @property
@@ -69,6 +69,12 @@ class ServeStats:
         """The peak, as the last `sums` found it."""
         peak: int | None = self._after["memory"]["mlx_peak_bytes"]
         return peak
+
+    @property
+    def step_bytes(self) -> Mapping[str, int | None]:
+        """What a step reads, as the last `sums` found it."""
+        told: Mapping[str, int | None] = self._after["step_bytes"]
+        return told
 
     def _added(self, name: str) -> float:
         return float(self._after["decode"][name] - self._before["decode"][name])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from engine.request import Completion, FinishReason
@@ -17,7 +18,7 @@ from harness.prompting import (
     template_options,
     warm_up_prompts,
 )
-from harness.record import Served, accept_rows, filled_trial, reply_rows
+from harness.record import Served, accept_rows, filled_trial, reply_rows, with_step_bytes
 from harness.server_process import ServerError
 from harness.store.rows import Phase, RequestRow, TrialRecord
 from harness.target import OnTokens, TrialJob, ignore_tokens, timeout_s
@@ -60,11 +61,17 @@ class Telemetry(Protocol):
         """Device memory at its highest since `begin`."""
         ...
 
+    @property
+    def step_bytes(self) -> Mapping[str, int | None]:
+        """What a decode step has to read (the engine's StepBytes), empty where it is not told."""
+        ...
+
 
 class Silent:
     """The telemetry of a server that tells nothing."""
 
     peak_mlx_bytes: int | None = None
+    step_bytes: Mapping[str, int | None] = MappingProxyType({})
 
     def begin(self) -> None:
         """Nothing begins."""
@@ -133,8 +140,9 @@ class HttpServer:
         if has_failures and (reason := self.lost()):
             return TrialRecord(trial=replace(job.trial, status="failed", reason=reason))
         sums = self.telemetry.sums(job.cell.rows)
+        filled = filled_trial(job.trial, rows, sums, load.wall_s)
         trial = replace(
-            filled_trial(job.trial, rows, sums, load.wall_s),
+            with_step_bytes(filled, self.telemetry.step_bytes),
             peak_mlx_bytes=self.telemetry.peak_mlx_bytes,
             peak_rss_bytes=rss_bytes,
             **_client(load),

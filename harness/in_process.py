@@ -7,7 +7,7 @@ the request.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -30,7 +30,7 @@ from harness.prompting import (
     requests_of,
     warm_up_prompts,
 )
-from harness.record import accept_rows, filled_trial, reply_rows
+from harness.record import accept_rows, filled_trial, reply_rows, with_step_bytes
 from harness.replay import measure_overhead
 from harness.server_process import OnWait
 from harness.store.rows import (
@@ -42,6 +42,7 @@ from harness.store.rows import (
     TrialRow,
 )
 from harness.target import OnTokens, Parting, SampledReply, TrialJob, ignore_tokens
+from harness.work import WorkMeter
 from harness.workload import Workload
 
 
@@ -118,14 +119,17 @@ class InProcess:
         requests = requests_of(self._opened(), job, job.prompts, job.max_tokens)
         mx.clear_cache()
         mx.reset_peak_memory()
+        work = WorkMeter(engine)
         with RssSampler() as rss:
             done = drive(engine, requests, job.cell.rows, monotonic, on_tokens)
         peak_bytes = mx.get_peak_memory()
         rows = reply_rows(job, job.prompts, done.served, start=len(warm_up))
+        filled = filled_trial(job.trial, rows, done.tally, done.wall_s)
         trial = replace(
-            filled_trial(job.trial, rows, done.tally, done.wall_s),
+            with_step_bytes(filled, asdict(engine.step_bytes)),
             peak_mlx_bytes=peak_bytes,
             peak_rss_bytes=rss.peak_bytes,
+            counters=work.counters(),
         )
         return TrialRecord(
             trial=self._with_overhead(engine, job, requests, done, trial),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
+import json
 import os
 import platform
 import re
@@ -29,6 +31,24 @@ SYSCTL_NAMES = (
     "hw.perflevel1.physicalcpu",
 )
 COMMAND_TIMEOUT_S = 5.0
+GIB = 2**30
+
+IDENTITY = (
+    "host",
+    "arch",
+    "cpu",
+    "cores",
+    "usable_cores",
+    "memory_gib",
+    "device",
+    "device_name",
+    "blas",
+    "blas_threads",
+    "product_cores",
+    "server",
+)
+"""What two runs must share before their speeds may be compared. Versions of libraries are not in
+it: what a newer one costs or buys is a question that runs on one machine can answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +114,46 @@ def read_machine() -> Machine:
         python=f"{platform.python_implementation()} {platform.python_version()}",
         versions=versions(),
     )
+
+
+def machine_id(environment: Mapping[str, Any]) -> str:
+    """Return a name for the machine of a run: its host and a digest of all that IDENTITY lists.
+
+    Args:
+        environment: of the run, as the database keeps it; what an old one lacks counts as unknown.
+    """
+    text = json.dumps(identity(environment), sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return f"{environment.get('host') or 'unknown'}-{digest}"
+
+
+def machine_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what keeps two runs from being compared, one line each; empty for one machine."""
+    left, right = identity(one), identity(other)
+    return tuple(
+        f"{name} differs ({_shown(left[name])}, {_shown(right[name])})"
+        for name in IDENTITY
+        if left[name] != right[name]
+    )
+
+
+def identity(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of IDENTITY for an environment, None where it does not tell.
+
+    Memory is rounded, since kernels keep different parts of it; `server` is the address of a
+    measured server, which stands on a machine of its own.
+    """
+    values = {name: environment.get(name) for name in IDENTITY}
+    memory, blas = environment.get("memory_bytes"), environment.get("blas")
+    values["memory_gib"] = None if memory is None else round(memory / GIB)
+    values["blas"] = None if blas is None else re.sub(r" \d[\w.+-]*", "", blas)
+    target = str(environment.get("target", ""))
+    values["server"] = target if "://" in target else None
+    return values
+
+
+def _shown(value: Any) -> str:
+    return "unknown" if value is None else str(value)
 
 
 def blas_label() -> str:

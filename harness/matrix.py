@@ -7,14 +7,14 @@ kept with the reason.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from harness.cell import Cell, CellCatalogue, CellKind
-from harness.cell_name import FEATURES, CellName
+from harness.cell_name import BASE, FEATURES, CellName
 from harness.choices import Choices
 from harness.sampling import Sampling
+from harness.shuffle import mirrored_orders
 from harness.store.rows import content_hash
 from harness.workload import Prompt, Workload
 
@@ -87,6 +87,7 @@ class Matrix:
         amounts, target = self.choices.amounts(), self.choices.target
         # Named where it says something only, so that older runs can still be gone on with.
         named = {} if target == Choices().target else {"target": target}
+        named |= {"base": self.choices.base} if self.choices.base else {}
         return content_hash(
             {
                 **named,
@@ -107,33 +108,25 @@ class Matrix:
 
     def trials(self) -> tuple[PlannedTrial, ...]:
         """Return the trials of every pair that can run, in the order in which they run."""
-        blocks = range(self.choices.amounts().blocks)
         groups: dict[tuple[str, str], list[Pair]] = {}
         for pair in self.pairs:
             if not pair.skip_reason:
                 groups.setdefault((pair.model, pair.workload.name), []).append(pair)
-        return tuple(
-            trial
-            for group in groups.values()
-            for block in blocks
-            for trial in self._block(group, block)
-        )
+        return tuple(trial for group in groups.values() for trial in self._of_group(group))
 
-    def _block(self, group: Sequence[Pair], block: int) -> list[PlannedTrial]:
-        first, seed = group[0], self.choices.seed
-        shuffled = list(group)
+    def _of_group(self, group: Sequence[Pair]) -> Iterator[PlannedTrial]:
+        first, blocks = group[0], self.choices.amounts().blocks
         # Seeded by place, never by cell name: renaming a cell must not move it.
-        random.Random(f"{seed}/{first.model}/{first.workload.name}/{block}").shuffle(shuffled)
-        return [
-            PlannedTrial(
-                pair=pair,
-                block=block,
-                order=order,
-                prompts=self._prompts(pair, block),
-                sampling=self.choices.sampling(),
-            )
-            for order, pair in enumerate(shuffled)
-        ]
+        seed = f"{self.choices.seed}/{first.model}/{first.workload.name}"
+        for block, order in enumerate(mirrored_orders(len(group), blocks, seed)):
+            for place, member in enumerate(order):
+                yield PlannedTrial(
+                    pair=group[member],
+                    block=block,
+                    order=place,
+                    prompts=self._prompts(group[member], block),
+                    sampling=self.choices.sampling(),
+                )
 
     def _prompts(self, pair: Pair, block: int) -> tuple[Prompt, ...]:
         prompts = pair.workload.prompts
@@ -163,6 +156,8 @@ def plan_matrix(
     cells = with_baselines(wanted, catalogue)
     if choices.amounts().blocks >= MIN_AA_BLOCKS:
         cells = _with_noise_floor(cells, catalogue)
+    if choices.base:
+        cells = _with_twins(cells, catalogue)
     if choices.is_remote:
         cells = tuple(replace(cell, is_remote=not cell.key.is_peer) for cell in cells)
     for workload in workloads.values():
@@ -241,7 +236,8 @@ def identity_reference(cell: Cell) -> CellName | None:
     key = cell.key
     if key.is_peer or cell.is_remote:
         return None
-    reference = CellName(rows=None, features=("grammar",) if key.has("grammar") else ())
+    features = ("grammar",) if key.has("grammar") else ()
+    reference = CellName(rows=None, features=features, side=key.side)
     return None if reference == key else reference
 
 
@@ -249,6 +245,14 @@ def _with_noise_floor(cells: tuple[Cell, ...], catalogue: CellCatalogue) -> tupl
     if not any(cell.name == "serial" for cell in cells):
         return cells
     return with_baselines([*cells, catalogue.get("serial@aa")], catalogue)
+
+
+def _with_twins(cells: tuple[Cell, ...], catalogue: CellCatalogue) -> tuple[Cell, ...]:
+    """Return the cells, and each that has a speed of ours once more on the side of the base."""
+    twins = (
+        catalogue.find(replace(cell.key, side=BASE)) for cell in cells if cell.kind is CellKind.PERF
+    )
+    return (*cells, *twins)
 
 
 def _pair(

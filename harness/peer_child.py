@@ -8,19 +8,15 @@ BLAS of its own wheel. Everything that libraries print goes to standard error.
 from __future__ import annotations
 
 import json
-import os
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TextIO
 
+from harness.child_stdio import die_with_parent, private_stdout
 from harness.clock import RssSampler, monotonic
-
-PARENT_POLL_S = 1.0
 
 
 @dataclass(slots=True)
@@ -205,25 +201,10 @@ def serve(commands: Iterator[str], answers: TextIO) -> None:
         answers.flush()
 
 
-def _die_with_parent(parent: int) -> None:
-    """End this process soon after its parent is gone, also in the middle of a trial."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_POLL_S)
-    os._exit(1)
-
-
-def _private_stdout() -> TextIO:
-    """Return the real standard output and send everything printed from now on to standard error."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return answers
-
-
 def main() -> None:
     """Serve until standard input closes."""
-    answers = _private_stdout()
-    watcher = threading.Thread(target=_die_with_parent, args=(os.getppid(),), daemon=True)
-    watcher.start()
+    answers = private_stdout()
+    die_with_parent()
     if "--blas" in sys.argv[1:]:
         from engine.backend import prepare
 

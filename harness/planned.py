@@ -122,6 +122,7 @@ def choices_of(run: RunRow) -> Choices:
         max_tokens=chosen["max_tokens"],
         temperature=chosen.get("temperature", 0.0),
         seed=chosen["seed"],
+        base=chosen.get("base", ""),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.request import Completion, FinishReason, SamplingParams
@@ -161,9 +161,29 @@ def filled_trial(
         aggregate_s=tally.full_s,
         decode_steps=tally.steps,
         step_s=tally.seconds,
-        mask_s=tally.mask_s,
         mask_tokens=tally.masked,
-        draft_s=tally.draft_s,
+        plan_s=tally.parts_s.get("plan"),
+        draft_s=tally.parts_s.get("draft"),
+        build_s=tally.parts_s.get("build"),
+        launch_s=tally.parts_s.get("launch"),
+        mask_s=tally.parts_s.get("mask"),
+        sample_s=tally.parts_s.get("sample"),
+        wait_s=tally.parts_s.get("wait"),
+        commit_s=tally.parts_s.get("commit"),
+    )
+
+
+def with_step_bytes(trial: TrialRow, told: Mapping[str, int | None]) -> TrialRow:
+    """Return the row with what a step has to read.
+
+    Args:
+        told: the fields of the engine's StepBytes; empty where nobody tells.
+    """
+    return replace(
+        trial,
+        weight_bytes=told.get("weights"),
+        kv_token_bytes=told.get("kv_per_token"),
+        kv_row_bytes=told.get("kv_per_row"),
     )
 
 

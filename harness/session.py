@@ -36,11 +36,13 @@ from harness.report import (
     build_report,
     comparison_rows,
     report_name,
+    to_html,
     to_json,
     to_markdown,
     write_report,
 )
 from harness.resources import cells_dir
+from harness.roofline import memory_bandwidth_gb_s
 from harness.run import Outcome, Planned, RunLoop
 from harness.store import EvalStore, ModelRow, RunRow, StoreError, new_id, utc_now
 from harness.target import CannotRunError, Target
@@ -54,11 +56,13 @@ class Places:
     Args:
         reports: folder of the dated reports.
         json: file of the JSON report, None for none.
+        command: what goes on with an interrupted run.
     """
 
     db: Path
     reports: Path
     json: Path | None = None
+    command: str = "fm run"
 
     def check(self) -> None:
         """Raise SettingError when a report could not be written after the run."""
@@ -206,7 +210,14 @@ def checked(matrix: Matrix, model: str, target: Target) -> Matrix:
 def stored_target(db: Path, reference: str) -> str:
     """Return the target of a stored run, which goes on with no other; FmError: no such run."""
     with EvalStore.open_existing(db) as store:
-        return choices_of(store.find_run(reference)).target
+        run = store.find_run(reference)
+    choices = choices_of(run)
+    if choices.base:
+        raise SettingError(
+            f"run {run.run_id} compares with {choices.base[:12]}; go on with: fm gate --resume "
+            f"{run.run_id}"
+        )
+    return choices.target
 
 
 def new_run(matrix: Matrix) -> RunRow:
@@ -232,6 +243,7 @@ def new_run(matrix: Matrix) -> RunRow:
             **machine.as_dict(),
             "switches_off": list(switched_off()),
             "target": choices.target,
+            "memory_bandwidth_gb_s": None if choices.is_remote else memory_bandwidth_gb_s(),
         },
         machine_refusals=preflight(machine, sample(run_id, "preflight")),
     )
@@ -256,8 +268,9 @@ def check_switches(run: RunRow) -> None:
 
 def command_of(choices: Choices) -> str:
     """Return the command line that repeats a run, every choice spelled out."""
+    command = f"fm gate --base {choices.base}" if choices.base else "fm run"
     parts = [
-        f"fm run --cells {','.join(choices.cells)} --models {','.join(choices.models)}",
+        f"{command} --cells {','.join(choices.cells)} --models {','.join(choices.models)}",
         f"--workloads {','.join(choices.workloads)} --preset {choices.preset}",
     ]
     overrides = {
@@ -293,7 +306,7 @@ def conclude(store: EvalStore, run_id: str, outcome: Outcome, places: Places) ->
 
 def resume_hint(run_id: str, places: Places) -> str:
     """Return how to go on with a run."""
-    return f"go on with: fm run --resume {run_id} --db {places.db}"
+    return f"go on with: {places.command} --resume {run_id} --db {places.db}"
 
 
 def _stored_verdict(store: EvalStore, run_id: str, *, is_unsaved: bool) -> list[str]:
@@ -313,9 +326,12 @@ def _stored_verdict(store: EvalStore, run_id: str, *, is_unsaved: bool) -> list[
 
 
 def _written_reports(report: RunReport, places: Places) -> list[str | ReportError]:
-    """Write the dated report, and the JSON where it is wanted; return a line for each."""
-    markdown = places.reports / report_name(report.run, "md")
-    files = [("report", markdown, to_markdown(report))]
+    """Write the dated reports, and the JSON where it is wanted; return a line for each."""
+    dated = {"md": to_markdown, "html": to_html}
+    files = [
+        ("report", places.reports / report_name(report.run, ending), write(report))
+        for ending, write in dated.items()
+    ]
     if places.json is not None:
         files.append(("json", places.json, to_json(report)))
     lines: list[str | ReportError] = []

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,9 @@ MIN_BLOCKS_VERDICT = 6
 """The smallest n whose exact two-sided signed-rank interval reaches 95 % (2 / 2^6 = 3.1 %)."""
 
 MIN_BLOCKS_INTERVAL = 3
+MAX_LOG_RATIO = 300.0
+"""Of ratios up to 10^130, squares are finite too; no two rates are that far apart."""
+
 MIN_P95_SHOWN = 20
 MIN_P95_PROVEN = 59
 """Fewest observations whose largest bounds the 95th percentile with 95 % confidence."""
@@ -145,13 +148,21 @@ def rate(tokens: int | None, seconds: float | None) -> float | None:
 def log_ratios(
     rates: Mapping[int, float | None], baseline: Mapping[int, float | None]
 ) -> tuple[float, ...]:
-    """Return ln(rate / baseline) of every block that has both, by block."""
-    ratios = []
+    """Return ln(rate / baseline) of every block that has both, by block.
+
+    A rate that is None, zero, negative or not finite counts as none, and so do two that no engine
+    lies between.
+    """
+    logs = []
     for block in sorted(rates.keys() & baseline.keys()):
         ours, theirs = rates[block], baseline[block]
-        if ours is not None and theirs is not None and ours > 0 and theirs > 0:
-            ratios.append(math.log(ours / theirs))
-    return tuple(ratios)
+        if _is_rate(ours) and _is_rate(theirs) and _is_rate(ours / theirs):
+            logs.append(math.log(ours / theirs))
+    return tuple(value for value in logs if abs(value) <= MAX_LOG_RATIO)
+
+
+def _is_rate(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value) and value > 0
 
 
 def compare(
@@ -160,10 +171,17 @@ def compare(
     """Return the ratio of two cells from their per-block log-ratios.
 
     Args:
-        logs: finite natural logarithms, one a block.
+        logs: natural logarithms, one a block.
         refusals: reasons known to the caller against a verdict.
         tolerance: relative difference that counts as none.
+
+    Raises:
+        StatsError: a logarithm is not finite, or so large that its ratio is not.
     """
+    if any(not abs(value) <= MAX_LOG_RATIO for value in logs):
+        raise StatsError(
+            f"{list(logs)} are no log-ratios; each must lie within +-{MAX_LOG_RATIO:g}"
+        )
     if not logs:
         return Ratio(n=0, refusals=(*refusals, "no block has both cells"))
     interval = estimate(logs)
@@ -240,20 +258,21 @@ def minimum_detectable(values: Sequence[float]) -> float | None:
 
 
 def coefficient_of_variation(values: Sequence[float]) -> float | None:
-    """Return standard deviation over mean of positive values, None below two."""
-    if len(values) < 2:
+    """Return standard deviation over mean; None below two values, or where the mean is no size."""
+    if len(values) < 2 or not np.mean(values) > 0:
         return None
     return float(np.std(values, ddof=1) / np.mean(values))
 
 
 def drift(rates: Mapping[int, float | None]) -> float | None:
     """Return the relative change from the first block to the last, e.g. -0.04; None below two."""
-    known = [(block, value) for block, value in sorted(rates.items()) if value]
+    known = [value for _, value in sorted(rates.items()) if _is_rate(value)]
     if len(known) < 2:
         return None
-    return float(known[-1][1] / known[0][1] - 1)
+    return known[-1] / known[0] - 1
 
 
+@cache
 def student_t_quantile(p: float, degrees: int) -> float:
     """Return the t below which a share p lies, for p from 0.5 to 1 (1 excluded), by bisection."""
     low, high = 0.0, 1.0

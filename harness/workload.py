@@ -16,7 +16,8 @@ from typing import Any
 from engine.errors import SettingError, UnknownNameError
 from engine.request import Constraint, ConstraintKind
 from harness.resources import workloads_dir
-from harness.workload_files import HEADER_FILE, PlacedLine, WorkloadError, WorkloadFiles, read_files
+from harness.workload_error import WorkloadError
+from harness.workload_files import HEADER_FILE, PlacedLine, WorkloadFiles, read_files
 
 KINDS: dict[str, bool] = {"text": False, "json": True}
 """Kind -> whether every prompt names the schema its reply must meet."""

@@ -13,17 +13,15 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine.document import DocumentError, read_document
-from engine.errors import FmError, SchemaError
+from engine.errors import SchemaError
 from harness.validation import schema_check
+from harness.workload_error import WorkloadError
+from harness.zoo.entries import FAMILIES, Entry, parse_family
 
 HEADER_FILE = "workload.toml"
 PROMPTS_FILE = "prompts.jsonl"
 WARMUP_FILE = "warmup.jsonl"
 SCHEMAS_FOLDER = "schemas"
-
-
-class WorkloadError(FmError, ValueError):
-    """A file of a workload is missing or wrong; the text names file, line, value and remedy."""
 
 
 class _Strict(BaseModel):
@@ -88,12 +86,20 @@ def read_files(folder: Path) -> WorkloadFiles:
     """
     names = (HEADER_FILE, PROMPTS_FILE, WARMUP_FILE)
     schema_paths = sorted((folder / SCHEMAS_FOLDER).glob("*.json"))
-    texts = {path: _read_text(path) for path in (*(folder / name for name in names), *schema_paths)}
+    family_paths = sorted((folder / FAMILIES).glob("*.jsonl"))
+    paths = (*(folder / name for name in names), *schema_paths, *family_paths)
+    texts = {path: _read_text(path) for path in paths}
     return WorkloadFiles(
         header=_read_header(folder / HEADER_FILE, texts[folder / HEADER_FILE]),
         prompts=_read_lines(folder / PROMPTS_FILE, texts[folder / PROMPTS_FILE]),
         warmup=_read_lines(folder / WARMUP_FILE, texts[folder / WARMUP_FILE]),
-        schemas={path.stem: _read_schema(path, texts[path]) for path in schema_paths},
+        schemas={path.stem: _read_schema(path, texts[path]) for path in schema_paths}
+        | {
+            entry.name: _checked(entry)
+            for path in family_paths
+            for entry in parse_family(path, texts[path])
+            if entry.refused is None and isinstance(entry.schema, dict)
+        },
         digest=_digest({path.relative_to(folder).as_posix(): texts[path] for path in texts}),
     )
 
@@ -145,6 +151,14 @@ def _read_schema(path: Path, text: str) -> dict[str, Any]:
     except SchemaError as error:
         raise WorkloadError(f"{path}: {error}") from None
     return schema
+
+
+def _checked(entry: Entry) -> Any:
+    try:
+        schema_check(entry.schema)
+    except SchemaError as error:
+        raise WorkloadError(f"{entry.family}.jsonl: {entry.name}: {error}") from None
+    return entry.schema
 
 
 def _parse(model: type[_Model], values: Any, place: str) -> _Model:

@@ -14,7 +14,16 @@ from engine.errors import detail_of
 from engine.grammar.state import Bitmask
 from engine.grammar.vocabulary import words
 
-__all__ = ["MaskJob", "apply_mask", "bar_tokens", "bits_of", "fill_masks", "words"]
+__all__ = [
+    "FILLS",
+    "FillCounter",
+    "MaskJob",
+    "apply_mask",
+    "bar_tokens",
+    "bits_of",
+    "fill_masks",
+    "words",
+]
 
 BITS = np.left_shift(np.uint32(1), np.arange(32, dtype=np.uint32)).view(np.int32)
 """The 32 bits of a mask's word, lowest token id first."""
@@ -42,6 +51,16 @@ class MaskJob:
     draft: Sequence[int] = ()
 
 
+@dataclass(slots=True)
+class FillCounter:
+    """How many masks this process has filled through this module, oracles included."""
+
+    count: int = 0
+
+
+FILLS = FillCounter()
+
+
 def fill_masks(jobs: Sequence[MaskJob], bitmask: Bitmask) -> list[tuple[int, str]]:
     """Write the masks `job.row` .. `job.row + len(job.draft)` of every job; the rest is untouched.
 
@@ -59,6 +78,7 @@ def fill_masks(jobs: Sequence[MaskJob], bitmask: Bitmask) -> list[tuple[int, str
     failures = []
     for index, job in enumerate(jobs):
         rows = bitmask[job.row : job.row + len(job.draft) + 1]
+        FILLS.count += len(rows)
         try:
             error = job.state.fill(job.draft, rows)
         except Exception as failure:  # noqa: BLE001  # ends this row alone

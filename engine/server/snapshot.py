@@ -59,6 +59,7 @@ def snapshot(name: str, worker: EngineWorker) -> dict[str, Any]:
             "budget_bytes": stats.budget_bytes,
             "bits": config.kv_bits,
         },
+        "step_bytes": asdict(engine.step_bytes),
         "steps": {
             "count": stats.steps,
             "host_syncs": stats.host_syncs,
@@ -86,8 +87,7 @@ def _decoded(decode: DecodeTotals) -> dict[str, Any]:
         "steps": sum(sums.steps for sums in by_rows.values()),
         "tokens": sum(sums.tokens for sums in by_rows.values()),
         "seconds": sum(sums.seconds for sums in by_rows.values()),
-        "mask_s": decode.mask_s,
         "mask_positions": decode.mask_positions,
-        "draft_s": decode.draft_s,
+        **{f"{part}_s": spent_s for part, spent_s in decode.parts_s.items()},
         "by_rows": {str(rows): asdict(sums) for rows, sums in sorted(by_rows.items())},
     }

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from engine.request import Completion
+from engine.step_time import PARTS
 from engine.telemetry import StepReport
 
 
@@ -29,14 +30,13 @@ class DecodeTotals:
 
     Attributes:
         by_rows: rows served in a step -> its sums.
-        mask_s, mask_positions: host time spent on grammar masks, and how many were filled.
-        draft_s: time spent proposing drafts.
+        mask_positions: grammar masks filled.
+        parts_s: what the host spent on each part of a step (engine.step_time).
     """
 
     by_rows: dict[int, StepSums] = field(default_factory=dict)
-    mask_s: float = 0.0
     mask_positions: int = 0
-    draft_s: float = 0.0
+    parts_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
 
     def add(self, step: StepReport, seconds: float) -> None:
         """Count a step; one that decodes nothing counts for nothing."""
@@ -46,9 +46,9 @@ class DecodeTotals:
         sums.steps += 1
         sums.tokens += step.committed
         sums.seconds += seconds
-        self.mask_s += step.mask_s
         self.mask_positions += step.mask_positions
-        self.draft_s += step.draft_s
+        for part, spent_s in step.parts_s.items():
+            self.parts_s[part] += spent_s
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ import click
 
 DEFAULT_DB = Path("results/fm.db")
 DEFAULT_REPORTS = Path("reports")
+DEFAULT_RESULTS = Path("results/RESULTS.md")
 
 
 def say(line: str) -> None:

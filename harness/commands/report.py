@@ -12,16 +12,16 @@ from harness.commands.places import DEFAULT_DB
 
 @click.command()
 @click.argument("run", default="latest")
-@click.option("--format", "form", default="md", help="md or json")
+@click.option("--format", "form", default="md", help="md, html or json")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="file instead of the screen")
 @click.option("--db", type=click.Path(path_type=Path), default=DEFAULT_DB, help="eval database")
 def report(run: str, form: str, output: Path | None, db: Path) -> int:
     """Write the report of a stored RUN (an id, its beginning, or latest) again."""
     from engine.errors import UnknownNameError
-    from harness.report import build_report, to_json, to_markdown, write_report
+    from harness.report import build_report, to_html, to_json, to_markdown, write_report
     from harness.store import EvalStore
 
-    writers = {"md": to_markdown, "json": to_json}
+    writers = {"md": to_markdown, "html": to_html, "json": to_json}
     if form not in writers:
         raise UnknownNameError("format", form, writers)
     with EvalStore.open_existing(db) as store:

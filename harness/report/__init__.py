@@ -2,6 +2,7 @@
 
 from harness.report.build import build_report, comparison_rows
 from harness.report.figures import RunReport
+from harness.report.html import to_html
 from harness.report.json_report import to_json, to_mapping
 from harness.report.markdown import to_markdown
 from harness.report.outcome import ReportError, report_name, write_report
@@ -15,6 +16,7 @@ __all__ = [
     "plain_report",
     "print_report",
     "report_name",
+    "to_html",
     "to_json",
     "to_mapping",
     "to_markdown",

@@ -21,7 +21,7 @@ def build_report(data: RunData) -> RunReport:
     index = RunIndex(data)
     gates = tuple(sorted(data.gates or gate_rules.evaluate(data), key=_gate_order))
     noise = _noise(index, CellReader(index, gates))
-    refusals = (*data.run.machine_refusals, *noise_refusals(noise))
+    refusals = (*data.run.machine_refusals, *noise_refusals(noise, data.run.blocks))
     groups = tuple(_groups(index, CellReader(index, gates, refusals), noise))
     summaries = tuple(_summaries(gates))
     stored = data.run.exit_code

@@ -6,14 +6,18 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from harness.cell_name import on_side, side_of
 from harness.gates import grade_of
 from harness.grade import judge_conformance
+from harness.report.attribution import roofline, step_time
 from harness.report.figures import (
     Acceptance,
     Against,
+    BlockRate,
     CellFigures,
     Conforming,
     Grammar,
+    Roofline,
     Speed,
     Spread,
 )
@@ -57,6 +61,9 @@ class CellReader:
         is_timed = cell.kind != "routing"
         trials = self.index.trials(place)
         requests = list(self.index.measured(trials))
+        rates = self._rates(place, self._figure(place)) if is_timed else {}
+        speed = self._speed(place) if is_timed else _NO_SPEED
+        acceptance = self._acceptance(place, totals)
         return CellFigures(
             place=place,
             cell=cell,
@@ -67,13 +74,13 @@ class CellReader:
             failed_requests=totals.failed_requests,
             empty_replies=totals.empty_replies,
             one_token_replies=totals.one_token_replies,
-            speed=self._speed(place) if is_timed else _NO_SPEED,
+            speed=speed,
             ttft=self._spread(place, "ttft") if is_timed else None,
             ttft_visible=self._spread(place, "ttft_visible") if is_timed else None,
             main=self.against(place, cell.baseline),
-            serial=self.against(place, SERIAL),
+            serial=self.against(place, on_side(SERIAL, side_of(cell.name))),
             others=tuple(self._others(place, cell)),
-            acceptance=self._acceptance(place, totals),
+            acceptance=acceptance,
             grammar=self._grammar(place, cell),
             conforming=self._conforming(place, requests),
             field_accuracy=totals.field_accuracy,
@@ -81,7 +88,13 @@ class CellReader:
             peak_rss_bytes=totals.peak_rss_bytes,
             client_delay=_client_delay(trials),
             retries=sum(trial.retries or 0 for trial in trials),
-            drift=drift(self._rates(place, self._figure(place))) if is_timed else None,
+            drift=drift(rates),
+            block_rates=tuple(
+                BlockRate(block, rate) for block, rate in sorted(rates.items()) if rate
+            ),
+            refusals=tuple(self._cell_refusals(place)) if is_timed else (),
+            step_time=step_time(trials) if is_timed else None,
+            roofline=self._roofline(cell, trials, requests, acceptance, speed),
         )
 
     def against(self, place: Place, baseline: str | None) -> Against | None:
@@ -99,7 +112,8 @@ class CellReader:
         # Like is compared with like: both by wall time where one of them tells nothing else.
         figure = E2E if E2E in (self._figure(place), self._figure(other)) else AGGREGATE
         logs = log_ratios(self._rates(place, figure), self._rates(other, figure))
-        return Against(baseline, compare(logs, refusals=refusals), figure)
+        by_block = tuple(map(math.exp, logs))
+        return Against(baseline, compare(logs, refusals=refusals), figure, by_block)
 
     def _speed(self, place: Place) -> Speed:
         medians = {
@@ -151,6 +165,20 @@ class CellReader:
             per_position=tuple(counts.get(position, (0, 0)) for position in range(width)),
         )
 
+    def _roofline(
+        self,
+        cell: CellRow,
+        trials: Sequence[TrialRow],
+        requests: Sequence[RequestRow],
+        acceptance: Acceptance | None,
+        speed: Speed,
+    ) -> Roofline | None:
+        """Return what memory allows a cell whose speed is known."""
+        if speed.aggregate is None:
+            return None
+        environment = self.index.data.run.environment
+        return roofline(cell, trials, requests, acceptance, speed.aggregate, environment)
+
     def _grammar(self, place: Place, cell: CellRow) -> Grammar | None:
         if not cell.has("grammar"):
             return None
@@ -166,11 +194,16 @@ class CellReader:
 
     def _without_grammar(self, cell: CellRow) -> str | None:
         features = tuple(word for word in cell.features if word != "grammar")
-        for other in self.index.data.cells:
-            lane = (other.lane, other.max_rows, other.kind)
-            if other.features == features and lane == (cell.lane, cell.max_rows, cell.kind):
-                return other.name
-        return None
+        alike = [
+            other.name
+            for other in self.index.data.cells
+            if other.features == features
+            and (other.lane, other.max_rows, other.kind) == (cell.lane, cell.max_rows, cell.kind)
+            and side_of(other.name) == side_of(cell.name)
+        ]
+        variant = cell.name.partition("@")[2]
+        same = [name for name in alike if name.partition("@")[2] == variant]
+        return next(iter([*same, *alike]), None)
 
     def _conforming(self, place: Place, requests: Sequence[RequestRow]) -> Conforming | None:
         """Return how many replies conform, as the gate counts them, also for free text."""

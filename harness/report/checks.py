@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from harness.report import numbers
 from harness.report.figures import CellFigures, RunReport
 from harness.report.gfm import shorten, table
 from harness.store.index import Place
+from harness.store.rows import GateRow
 
 MAX_FAILURES = 50
 QUOTE_WIDTH = 200
@@ -16,60 +15,92 @@ PLACE = (("model", False), ("workload", False), ("cell", False))
 """The first columns of a table that spans models and workloads."""
 
 
+SUMMARY = (("gate", False), ("status", False), ("observed", True), ("n", True))
+OPEN_GATES = (*PLACE, ("gate", False), ("status", False), ("n", True), ("what was seen", False))
+NEAR_TIES = (
+    *PLACE,
+    ("reference", False),
+    ("block", True),
+    ("prompt", False),
+    ("token", True),
+    ("gap", True),
+)
+NEAR_TIE_LEGEND = (
+    "Near-ties: places where a reply parts from its reference and the two best scores lie closer "
+    "together than the order of floating-point sums decides."
+)
+ROUTING = (*PLACE, ("declared", False), ("taken", False), ("reason", False), ("n", True))
+FAILURES = (*PLACE, ("block", True), ("prompt", False), ("what", False), ("reply", False))
+SKIPS = (*PLACE, ("skipped because", False))
+
+
 def gate_section(report: RunReport) -> str:
     """Return the gates summed up, what did not pass or has more to say, and every near-tie."""
-    summary = table(
-        (("gate", False), ("status", False), ("observed", True), ("n", True)),
-        [
-            (gate.name, gate.status, numbers.percent(gate.observed, 1), str(gate.n))
-            for gate in report.summaries
-        ],
-    )
-    open_rows = [
-        (gate.model, gate.workload, gate.cell, gate.name, gate.status, str(gate.n), gate.detail)
-        for gate in report.gates
-        if gate.status != "pass" or gate.detail
-    ]
-    parts = ["## Gates", summary if report.summaries else NONE_LINE]
+    rows = summary_rows(report)
+    parts = ["## Gates", table(SUMMARY, rows) if rows else NONE_LINE]
+    open_rows = open_gate_rows(report)
     if open_rows:
-        heads = (("gate", False), ("status", False), ("n", True), ("what was seen", False))
-        parts.append(table((*PLACE, *heads), open_rows))
-    return "\n\n".join([*parts, *_near_ties(report)])
+        parts.append(table(OPEN_GATES, open_rows))
+    if report.near_ties:
+        parts += [NEAR_TIE_LEGEND, table(NEAR_TIES, near_tie_rows(report))]
+    return "\n\n".join(parts)
 
 
-def _near_ties(report: RunReport) -> Iterator[str]:
-    if not report.near_ties:
-        return
-    yield (
-        "Near-ties: places where a reply parts from its reference and the two best scores lie "
-        "closer together than the order of floating-point sums decides."
-    )
-    yield table(
+def summary_rows(report: RunReport) -> list[tuple[str, ...]]:
+    """Return the lines of the table SUMMARY."""
+    return [
+        (gate.name, gate.status, numbers.percent(gate.observed, 1), str(gate.n))
+        for gate in report.summaries
+    ]
+
+
+def open_gates(report: RunReport) -> list[GateRow]:
+    """Return the gates that did not pass, or have more to say."""
+    return [gate for gate in report.gates if gate.status != "pass" or gate.detail]
+
+
+def open_gate_rows(report: RunReport) -> list[tuple[str, ...]]:
+    """Return the lines of the table OPEN_GATES."""
+    return [
+        (gate.model, gate.workload, gate.cell, gate.name, gate.status, str(gate.n), gate.detail)
+        for gate in open_gates(report)
+    ]
+
+
+def near_tie_rows(report: RunReport) -> list[tuple[str, ...]]:
+    """Return the lines of the table NEAR_TIES."""
+    return [
         (
-            *PLACE,
-            ("reference", False),
-            ("block", True),
-            ("prompt", False),
-            ("token", True),
-            ("gap", True),
-        ),
-        [
-            (
-                *place_names(tie.place),
-                tie.reference,
-                str(tie.block + 1),
-                tie.prompt_id,
-                str(tie.position),
-                numbers.fixed(tie.gap, 7),
-            )
-            for tie in report.near_ties
-        ],
-    )
+            *place_names(tie.place),
+            tie.reference,
+            str(tie.block + 1),
+            tie.prompt_id,
+            str(tie.position),
+            numbers.fixed(tie.gap, 7),
+        )
+        for tie in report.near_ties
+    ]
 
 
 def routing_section(report: RunReport) -> str:
     """Return the routing checks, and cells that took a lane they should not."""
-    rows = [
+    rows = routing_rows(report)
+    body = [table(ROUTING, rows)] if rows else []
+    return "\n\n".join(["## Routing checks", routing_told(report), *body])
+
+
+def routing_told(report: RunReport) -> str:
+    """Return how many requests took the lane they should, in a sentence."""
+    seen = next((gate for gate in report.summaries if gate.name == "routing"), None)
+    if seen is None:
+        return NONE_LINE
+    share = numbers.percent(seen.observed, 1)
+    return f"{share} of {seen.n} requests took the lane their cell declares."
+
+
+def routing_rows(report: RunReport) -> list[tuple[str, ...]]:
+    """Return the lines of the table ROUTING."""
+    return [
         (
             *place_names(cell.place),
             cell.cell.expected_lane,
@@ -80,14 +111,6 @@ def routing_section(report: RunReport) -> str:
         for cell in report.cells
         if cell.cell.kind == "routing" or _is_misrouted(cell)
     ]
-    seen = next((gate for gate in report.summaries if gate.name == "routing"), None)
-    told = NONE_LINE
-    if seen is not None:
-        share = numbers.percent(seen.observed, 1)
-        told = f"{share} of {seen.n} requests took the lane their cell declares."
-    heads = (("declared", False), ("taken", False), ("reason", False), ("n", True))
-    body = [table((*PLACE, *heads), rows)] if rows else []
-    return "\n\n".join(["## Routing checks", told, *body])
 
 
 def _is_misrouted(cell: CellFigures) -> bool:
@@ -108,14 +131,18 @@ def failure_section(report: RunReport) -> str:
         for item in report.failures[:MAX_FAILURES]
     ]
     if rows:
-        heads = (("block", True), ("prompt", False), ("what", False), ("reply", False))
-        parts.append(table((*PLACE, *heads), rows))
+        parts.append(table(FAILURES, rows))
     if len(report.failures) > MAX_FAILURES:
         parts.append(f"And {len(report.failures) - MAX_FAILURES} more, in the database.")
-    skips = [(*place_names(skip.place), skip.reason) for skip in report.skips]
+    skips = skip_rows(report)
     if skips:
-        parts.append(table((*PLACE, ("skipped because", False)), skips))
+        parts.append(table(SKIPS, skips))
     return "\n\n".join(parts if len(parts) > 1 else [*parts, NONE_LINE])
+
+
+def skip_rows(report: RunReport) -> list[tuple[str, ...]]:
+    """Return the lines of the table SKIPS."""
+    return [(*place_names(skip.place), skip.reason) for skip in report.skips]
 
 
 def place_names(place: Place) -> tuple[str, str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from harness.report import numbers
 from harness.report.figures import Against, CellFigures, Group, RunReport
 from harness.report.gfm import bullets, escape, table
-from harness.report.refusals import typical_drift
+from harness.report.notes import group_notes
 
 COMPOSITION = (
     ("cell", False),
@@ -72,19 +72,28 @@ def composition_row(cell: CellFigures) -> tuple[str, ...]:
     )
 
 
-def _group(group: Group) -> Iterator[str]:
+def amounts(group: Group) -> str:
+    """Return how much the figures of a group rest on."""
     requests = max((cell.num_requests for cell in group.cells), default=0)
     blocks = max((cell.num_blocks for cell in group.cells), default=0)
+    return f"Blocks: {blocks}. Requests a cell: up to {requests}."
+
+
+def _group(group: Group) -> Iterator[str]:
     yield f"### {escape(group.model)} on {escape(group.workload.name)}"
-    yield f"Blocks: {blocks}. Requests a cell: up to {requests}."
+    yield amounts(group)
     yield table(COMPOSITION, [composition_row(cell) for cell in group.cells])
     ratios = [(cell, against) for cell in group.cells for against in cell.ratios]
     if ratios:
-        yield table(RATIOS, [_ratio_row(cell, against) for cell, against in ratios])
-    yield from _notes(group)
+        yield table(RATIOS, [ratio_row(cell, against) for cell, against in ratios])
+    for note in group_notes(group):
+        yield escape(note.text)
+        if note.points:
+            yield bullets(note.points)
 
 
-def _ratio_row(cell: CellFigures, against: Against) -> tuple[str, ...]:
+def ratio_row(cell: CellFigures, against: Against) -> tuple[str, ...]:
+    """Return one line of the table of ratios, by the columns of RATIOS."""
     ratio = against.ratio
     return (
         cell.place.cell,
@@ -96,70 +105,3 @@ def _ratio_row(cell: CellFigures, against: Against) -> tuple[str, ...]:
         numbers.percent(ratio.minimum_detectable, 1),
         numbers.percent(ratio.cv, 1),
     )
-
-
-def _notes(group: Group) -> Iterator[str]:
-    if group.noise is not None:
-        name = escape(group.noise.baseline)
-        yield f"Noise floor: {name} against its own repeat {numbers.interval(group.noise.ratio)}."
-    change = typical_drift(group)
-    if change is not None:
-        drifts = ", ".join(
-            f"{escape(cell.place.cell)} {numbers.change(cell.drift)}"
-            for cell in group.cells
-            if cell.drift is not None
-        )
-        yield f"Drift from the first block to the last: {numbers.change(change)} ({drifts})."
-    short = [
-        f"{escape(cell.place.cell)}: {cell.empty_replies} empty, {cell.one_token_replies} of one "
-        "token"
-        for cell in group.cells
-        if cell.empty_replies or cell.one_token_replies
-    ]
-    if short:
-        yield f"Replies without a rate: {'; '.join(short)}."
-    walled = [
-        f"{escape(cell.place.cell)} against {escape(against.baseline)}"
-        for cell in group.cells
-        for against in cell.ratios
-        if against.figure != "aggregate"
-    ]
-    if walled:
-        yield (
-            "Compared by tokens a second of wall time, prefill included, since decode steps are "
-            f"not told: {', '.join(walled)}."
-        )
-    yield from _client_notes(group)
-    refused = list(_refused(group))
-    if refused:
-        yield "Verdicts were refused:"
-        yield bullets(refused)
-
-
-def _client_notes(group: Group) -> Iterator[str]:
-    """Yield what is known of the load client, where there was one."""
-    delays = [
-        f"{escape(cell.place.cell)} {numbers.percent(cell.client_delay, 1)}"
-        for cell in group.cells
-        if cell.client_delay is not None
-    ]
-    if delays:
-        yield (
-            "Client delay, at most, of the time between two events of a stream: "
-            f"{', '.join(delays)}."
-        )
-    again = [f"{escape(cell.place.cell)} {cell.retries}" for cell in group.cells if cell.retries]
-    if again:
-        yield f"Requests sent again after a 429 that named a time: {', '.join(again)}."
-
-
-def _refused(group: Group) -> Iterator[str]:
-    """Yield each reason against a verdict with the ratios it stands against."""
-    ratios = [(cell, against) for cell in group.cells for against in cell.ratios]
-    reasons: dict[str, list[str]] = {}
-    for cell, against in ratios:
-        for reason in against.ratio.refusals:
-            pair = f"{cell.place.cell} against {against.baseline}"
-            reasons.setdefault(reason, []).append(pair)
-    for reason, pairs in reasons.items():
-        yield f"{reason}: {', '.join(pairs) if len(pairs) < len(ratios) else 'every ratio'}"

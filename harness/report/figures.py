@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from harness.stats import Ratio
@@ -63,6 +64,59 @@ class Acceptance:
             return None
         return (self.target_calls + self.accepted) / self.target_calls
 
+    @property
+    def undrafted(self) -> int | None:
+        """Target calls of a row that was given no draft."""
+        if self.target_calls is None:
+            return None
+        return self.target_calls - (self.per_position[0][0] if self.per_position else 0)
+
+    @property
+    def histogram(self) -> tuple[int, ...] | None:
+        """Target calls by how many drafts they accepted: none (or none drafted), one, two, ...
+
+        A draft is accepted only behind an accepted one, so the counts by position tell it. None
+        where the target calls are not told, or counts contradict each other.
+        """
+        if self.target_calls is None:
+            return None
+        reached = (self.target_calls, *(accepted for _, accepted in self.per_position), 0)
+        counts = tuple(more - fewer for more, fewer in pairwise(reached))
+        return counts if min(counts) >= 0 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Where the time of a cell's decode steps went on the host; seconds of a mean step.
+
+    Args:
+        steps: how many.
+        step_s: the whole step.
+        parts_s: its parts by name (harness.report.attribution.PARTS), `other` among them; they sum
+            to step_s.
+    """
+
+    steps: int
+    step_s: float
+    parts_s: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """What the machine's memory allows, beside what was measured; None where unknown.
+
+    Args:
+        bytes_per_token: weights, keys and values that are read for each committed token.
+        bandwidth_gb_s: measured speed of the memory, 10^9 bytes a second.
+        bound_tok_s: tokens a second at which it would be reading all the time.
+        share: measured aggregate speed over the bound.
+    """
+
+    bytes_per_token: float
+    bandwidth_gb_s: float | None
+    bound_tok_s: float | None
+    share: float | None
+
 
 @dataclass(frozen=True, slots=True)
 class Conforming:
@@ -95,11 +149,21 @@ class Against:
 
     Args:
         figure: what is compared: aggregate, or e2e where one of both tells no decode steps.
+        by_block: the ratio of each block that has both, by block.
     """
 
     baseline: str
     ratio: Ratio
     figure: str = "aggregate"
+    by_block: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRate:
+    """Tokens a second of one cell in one block; `block` counts from 0."""
+
+    block: int
+    tok_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +179,10 @@ class CellFigures:
         client_delay: lateness of the client's events to the time between them; None in process.
         retries: requests that were sent again.
         drift: relative change of its speed from the first block to the last.
+        block_rates: the speed that is compared, by block; empty for routing checks.
+        refusals: why its timing cannot be compared with anything, one line each.
+        step_time: None where nobody tells of decode steps.
+        roofline: None where nobody tells what a step reads.
     """
 
     place: Place
@@ -141,6 +209,10 @@ class CellFigures:
     client_delay: float | None
     retries: int
     drift: float | None
+    block_rates: tuple[BlockRate, ...] = ()
+    refusals: tuple[str, ...] = ()
+    step_time: StepTime | None = None
+    roofline: Roofline | None = None
 
     @property
     def ratios(self) -> tuple[Against, ...]:

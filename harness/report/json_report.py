@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from harness.report.figures import (
@@ -14,6 +15,7 @@ from harness.report.figures import (
     RunReport,
     Speed,
     Spread,
+    StepTime,
 )
 from harness.stats import tail
 from harness.store.codec import clean
@@ -74,7 +76,23 @@ def _cell(cell: CellFigures) -> dict[str, Any]:
         "mask_us_per_token": None if grammar is None else grammar.mask_us_per_token,
         "conformance": _conforming(cell.conforming),
         "peak_bytes": _object({"mlx": cell.peak_mlx_bytes, "rss": cell.peak_rss_bytes}),
+        "step_parts_ms": _parts(cell.step_time),
+        "accept_histogram": _histogram(cell.acceptance),
+        "roofline": None if cell.roofline is None else asdict(cell.roofline),
     }
+
+
+def _parts(time: StepTime | None) -> dict[str, float] | None:
+    """Return the parts of a mean decode step, which sum to it."""
+    if time is None:
+        return None
+    return {name: 1000 * seconds for name, seconds in time.parts_s.items()}
+
+
+def _histogram(acceptance: Acceptance | None) -> list[int] | None:
+    """Return target calls by how many drafts they accepted, from 0 on."""
+    counts = None if acceptance is None else acceptance.histogram
+    return None if counts is None else list(counts)
 
 
 def _speed(speed: Speed) -> dict[str, Any] | None:

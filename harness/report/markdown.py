@@ -12,6 +12,8 @@ from harness.report.figures import RunReport
 from harness.report.gfm import bullets, code_block, escape, table
 from harness.report.mechanisms import acceptance_section, grammar_section
 from harness.report.outcome import outcome_word
+from harness.report.step_section import step_section
+from harness.store.rows import RunRow
 
 
 def to_markdown(report: RunReport) -> str:
@@ -33,7 +35,6 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, s
 
 def _banner(report: RunReport) -> str:
     run = report.run
-    cap = "the workload's own" if run.max_tokens is None else str(run.max_tokens)
     why = escape("; ".join(report.unquotable_reasons))
     lines = (
         f"# {escape(run.tag)}: {outcome_word(report.exit_code)}",
@@ -41,11 +42,16 @@ def _banner(report: RunReport) -> str:
         (
             f"Run {escape(run.run_id)}, {escape(run.created_at)}, preset {escape(run.preset)}: "
             f"{numbers.counted(run.blocks, 'block')} of {numbers.counted(run.prompts, 'prompt')}, "
-            f"cap {cap} tokens a reply (a grammar cell keeps what its schema needs), "
+            f"cap {cap_of(run)} tokens a reply (a grammar cell keeps what its schema needs), "
             f"seed {run.seed}. Exit code {report.exit_code}."
         ),
     )
     return "\n\n".join(lines)
+
+
+def cap_of(run: RunRow) -> str:
+    """Return the largest number of tokens a reply of a run may have."""
+    return "the workload's own" if run.max_tokens is None else str(run.max_tokens)
 
 
 def _environment(report: RunReport) -> str:
@@ -59,18 +65,18 @@ def _environment(report: RunReport) -> str:
 
 def _reproduce(report: RunReport) -> str:
     run = report.run
+    again = f"The raw observations are in the database; `fm report {run.run_id}` writes this"
+    told = f"{escape(origin(run))} {again} file again."
+    return "\n\n".join(("## How to reproduce", code_block(run.command), told))
+
+
+def origin(run: RunRow) -> str:
+    """Return what a run was made from, in a sentence."""
     dirty = " with uncommitted changes" if run.git_dirty else ""
-    lines = (
-        "## How to reproduce",
-        code_block(run.command),
-        (
-            f"Revision {escape(run.git_sha or 'unknown')}{dirty}, plan "
-            f"{escape(run.plan_hash or 'unknown')}, target {escape(run.target)}, seed {run.seed}. "
-            f"The raw observations are in the database; `fm report {run.run_id}` writes this "
-            "file again."
-        ),
+    return (
+        f"Revision {run.git_sha or 'unknown'}{dirty}, plan {run.plan_hash or 'unknown'}, "
+        f"target {run.target}, seed {run.seed}."
     )
-    return "\n\n".join(lines)
 
 
 SECTIONS: tuple[Callable[[RunReport], str], ...] = (
@@ -79,6 +85,7 @@ SECTIONS: tuple[Callable[[RunReport], str], ...] = (
     composition,
     grammar_section,
     acceptance_section,
+    step_section,
     routing_section,
     failure_section,
     _environment,

@@ -23,6 +23,11 @@ ACCEPTANCE = (
     ("illegal", True),
     ("tokens/call", True),
 )
+HISTOGRAM = (*PLACE, ("calls", True), ("undrafted", True))
+HISTOGRAM_LEGEND = (
+    "Decode forwards of a row by how many drafts they accepted. 0 counts those that accepted none, "
+    "the undrafted among them."
+)
 GRAMMAR_LEGEND = (
     "Overhead is step time on the same forced ids with masks against without. Free-running is the "
     "speed in percent of the cell without grammar, which writes other text. Cells without grammar "
@@ -32,23 +37,68 @@ GRAMMAR_LEGEND = (
 
 def grammar_section(report: RunReport) -> str:
     """Return what grammars cost and how many replies conform, free text beside constrained."""
-    cells = [cell for cell in report.cells if cell.grammar or cell.conforming]
-    if not cells:
+    rows = grammar_rows(report)
+    if not rows:
         return f"## Grammar\n\n{NONE_LINE}"
-    return "\n\n".join(
-        ["## Grammar", table(GRAMMAR, list(map(_grammar_row, cells))), GRAMMAR_LEGEND]
-    )
+    return "\n\n".join(["## Grammar", table(GRAMMAR, rows), GRAMMAR_LEGEND])
 
 
 def acceptance_section(report: RunReport) -> str:
     """Return the drafts of each cell, the share accepted at each draft position last."""
-    cells = [(cell, cell.acceptance) for cell in report.cells if cell.acceptance is not None]
-    if not cells:
+    rows = acceptance_rows(report)
+    if not rows:
         return f"## Acceptance by position\n\n{NONE_LINE}"
-    width = max(len(acceptance.per_position) for _, acceptance in cells)
-    positions = tuple((str(position + 1), True) for position in range(width))
-    rows = [_acceptance_row(cell, acceptance, width) for cell, acceptance in cells]
-    return "\n\n".join(["## Acceptance by position", table((*ACCEPTANCE, *positions), rows)])
+    parts = ["## Acceptance by position", table(acceptance_columns(report), rows)]
+    if histogram := histogram_rows(report):
+        parts += [table(histogram_columns(report), histogram), HISTOGRAM_LEGEND]
+    return "\n\n".join(parts)
+
+
+def grammar_rows(report: RunReport) -> list[tuple[str, ...]]:
+    """Return the lines of the table GRAMMAR."""
+    return [_grammar_row(cell) for cell in report.cells if cell.grammar or cell.conforming]
+
+
+def acceptance_columns(report: RunReport) -> tuple[tuple[str, bool], ...]:
+    """Return the columns ACCEPTANCE, and one for each draft position that any cell has."""
+    return (*ACCEPTANCE, *((str(at + 1), True) for at in range(_positions(report))))
+
+
+def acceptance_rows(report: RunReport) -> list[tuple[str, ...]]:
+    """Return the lines of the table of acceptance."""
+    width = _positions(report)
+    return [
+        _acceptance_row(cell, cell.acceptance, width)
+        for cell in report.cells
+        if cell.acceptance is not None
+    ]
+
+
+def _positions(report: RunReport) -> int:
+    found = [cell.acceptance for cell in report.cells if cell.acceptance is not None]
+    return max((len(acceptance.per_position) for acceptance in found), default=0)
+
+
+def histogram_columns(report: RunReport) -> tuple[tuple[str, bool], ...]:
+    """Return the columns HISTOGRAM, and one for each number of drafts a call can accept."""
+    return (*HISTOGRAM, *((str(accepted), True) for accepted in range(_positions(report) + 1)))
+
+
+def histogram_rows(report: RunReport) -> list[tuple[str, ...]]:
+    """Return how many drafts a call accepted, of each cell that tells."""
+    width = _positions(report)
+    return [
+        (
+            *place_names(cell.place),
+            numbers.count(acceptance.target_calls),
+            numbers.count(acceptance.undrafted),
+            *map(str, counts),
+            *[numbers.DASH] * (width + 1 - len(counts)),
+        )
+        for cell in report.cells
+        if (acceptance := cell.acceptance) is not None
+        and (counts := acceptance.histogram) is not None
+    ]
 
 
 def _grammar_row(cell: CellFigures) -> tuple[str, ...]:

@@ -15,14 +15,27 @@ MAX_DRIFT = 0.10
 """A speed that changes more than this from the first block to the last calls for a cool-down."""
 
 
-def noise_refusals(noise: Mapping[Place, Against]) -> tuple[str, ...]:
-    """Return a reason for each A/A cell that differs from the baseline it repeats."""
-    return tuple(
-        f"{against.baseline} differs from its own repeat on {place.model} {place.workload} "
-        f"(ratio {against.ratio.estimate:.3f})"
-        for place, against in noise.items()
-        if differs(against.ratio) and against.ratio.estimate is not None
-    )
+def noise_refusals(noise: Mapping[Place, Against], blocks: int) -> tuple[str, ...]:
+    """Return a reason for each A/A cell that tells no noise floor, or too high a one.
+
+    Args:
+        noise: A/A cells with their ratios to the baselines they repeat.
+        blocks: of the run; with too few for a verdict a noise floor is not asked for.
+    """
+    reasons = []
+    for place, against in noise.items():
+        ratio, where = against.ratio, f"{place.model} {place.workload}"
+        if differs(ratio) and ratio.estimate is not None:
+            reasons.append(
+                f"{against.baseline} differs from its own repeat on {where} "
+                f"(ratio {ratio.estimate:.3f})"
+            )
+        elif ratio.n < MIN_BLOCKS_VERDICT <= blocks:
+            reasons.append(
+                f"{against.baseline} was repeated in {counted(ratio.n, 'block')} on {where}, so "
+                f"the noise is unknown; {MIN_BLOCKS_VERDICT} are needed"
+            )
+    return tuple(reasons)
 
 
 def differs(ratio: Ratio, tolerance: float = TOLERANCE) -> bool:

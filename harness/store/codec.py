@@ -32,8 +32,17 @@ def encode(row: Any) -> dict[str, Column]:
 
 
 def decode(kind: type[T], columns: Mapping[str, Any]) -> T:
-    """Build a row dataclass from column values; extra columns are left aside."""
-    return kind(**{name: _value(name, hint, columns[column]) for name, column, hint in _plan(kind)})
+    """Build a row dataclass from column values.
+
+    Extra columns are left aside, and what is missing takes its default: another version wrote it.
+    """
+    return kind(
+        **{
+            name: _value(name, hint, columns[column])
+            for name, column, hint in _plan(kind)
+            if column in columns
+        }
+    )
 
 
 def column_names(kind: type[Any]) -> tuple[str, ...]:

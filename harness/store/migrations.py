@@ -236,6 +236,19 @@ ALTER TABLE trials ADD COLUMN retries INTEGER;
 """
 
 
+_STEP_PARTS = """
+ALTER TABLE trials ADD COLUMN plan_s REAL;
+ALTER TABLE trials ADD COLUMN build_s REAL;
+ALTER TABLE trials ADD COLUMN launch_s REAL;
+ALTER TABLE trials ADD COLUMN sample_s REAL;
+ALTER TABLE trials ADD COLUMN wait_s REAL;
+ALTER TABLE trials ADD COLUMN commit_s REAL;
+ALTER TABLE trials ADD COLUMN weight_bytes INTEGER;
+ALTER TABLE trials ADD COLUMN kv_token_bytes INTEGER;
+ALTER TABLE trials ADD COLUMN kv_row_bytes INTEGER;
+"""
+
+
 def _run_each(db: Database, script: str) -> None:
     """Run a script inside the open transaction, which executescript would end."""
     for statement in script.split(";\n"):
@@ -265,3 +278,20 @@ def m003_laws(db: Database) -> None:
 def m004_client(db: Database) -> None:
     """Add what a trial over HTTP knows of its own client."""
     _run_each(db, _CLIENT)
+
+
+@migrations()
+def m005_step_parts(db: Database) -> None:
+    """Add where the time of decode steps went, and what a step has to read."""
+    _run_each(db, _STEP_PARTS)
+
+
+_COUNTERS = """
+ALTER TABLE trials ADD COLUMN counters TEXT NOT NULL DEFAULT '{}';
+"""
+
+
+@migrations()
+def m008_counters(db: Database) -> None:
+    """Add what an engine counts of its own work, which no clock disturbs."""
+    _run_each(db, _COUNTERS)

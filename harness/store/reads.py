@@ -15,6 +15,7 @@ from harness.store.rows import (
     GateRow,
     LawRow,
     ModelRow,
+    PromotionRow,
     RequestRow,
     RunRow,
     TrialRow,
@@ -80,6 +81,11 @@ def run_data(raw: sqlite3.Connection, run_id: str) -> RunData | None:
         totals=_of_run(raw, CellTotals, "v_cell", _NAMES, run_id),
         accept_curve=_of_run(raw, AcceptPoint, "v_accept_curve", f"{_NAMES}, pos", run_id),
     )
+
+
+def promotions(raw: sqlite3.Connection, run_id: str) -> tuple[PromotionRow, ...]:
+    """Return the promotions of a run, oldest first."""
+    return _of_run(raw, PromotionRow, "promotions", "promoted_at, promotion_id", run_id)
 
 
 def problems(raw: sqlite3.Connection) -> tuple[str, ...]:

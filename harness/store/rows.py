@@ -180,13 +180,17 @@ class TrialRow:
         aggregate_tokens, aggregate_s: tokens committed by decode steps at full occupancy, and the
             time of those steps (prefill and drain excluded).
         decode_steps, step_s: decode steps and their summed time.
-        mask_s, mask_tokens: time spent on masks, and positions masked, in those steps.
-        draft_s: time spent drafting.
+        mask_tokens: positions that got a grammar mask in those steps.
+        plan_s ... commit_s: what the host spent on each part of those steps (engine.step_time);
+            step_s has the remainder too. A run of fm without `plan_s` counted planning as draft_s.
+        weight_bytes, kv_token_bytes, kv_row_bytes: what a step has to read: weights, one cached
+            position of a row, and what a row reads whatever its length.
         replay_tokens, replay_plain_s, replay_masked_s, replay_mask_s: the replay of forced ids
             without and with masks; replay_mask_s is the mask time within it.
         client_delay_s, client_stream_s: over HTTP, bounds on how late the client read its events,
             summed, and the time its streams took, summed; None in process.
         retries: requests that were sent again after a 429.
+        counters: what the engine counted of its own work (harness.work), empty where nothing tells.
         lane_declared, lane_taken: "serial" or "batch"; `lane_reason` says why.
     """
 
@@ -210,6 +214,15 @@ class TrialRow:
     mask_s: float | None = None
     mask_tokens: int | None = None
     draft_s: float | None = None
+    plan_s: float | None = None
+    build_s: float | None = None
+    launch_s: float | None = None
+    sample_s: float | None = None
+    wait_s: float | None = None
+    commit_s: float | None = None
+    weight_bytes: int | None = None
+    kv_token_bytes: int | None = None
+    kv_row_bytes: int | None = None
     replay_tokens: int | None = None
     replay_plain_s: float | None = None
     replay_masked_s: float | None = None
@@ -219,6 +232,7 @@ class TrialRow:
     client_delay_s: float | None = None
     client_stream_s: float | None = None
     retries: int | None = None
+    counters: Mapping[str, int] = field(default_factory=dict)
     lane_declared: str = ""
     lane_taken: str = ""
     lane_reason: str = ""
@@ -400,6 +414,23 @@ class ComparisonRow:
     low: float | None
     high: float | None
     verdict: Verdict | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromotionRow:
+    """That a run was written to a results page.
+
+    Args:
+        quotable: False when rows that are not quotable were written too, with these `reasons`.
+        destination: the page, as it was named.
+    """
+
+    promotion_id: str
+    run_id: str
+    promoted_at: str
+    quotable: bool
+    reasons: tuple[str, ...]
+    destination: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

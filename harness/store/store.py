@@ -22,6 +22,7 @@ from harness.store.rows import (
     GateRow,
     ImportOutcome,
     LawRow,
+    PromotionRow,
     RunPlan,
     RunRow,
     SaveOutcome,
@@ -168,6 +169,18 @@ class EvalStore:
     def record_comparisons(self, run_id: str, rows: Sequence[ComparisonRow]) -> SaveOutcome:
         """Replace the run's comparisons."""
         return self._conclude(lambda raw: writes.replace_comparisons(raw, run_id, rows))
+
+    def record_promotion(self, row: PromotionRow) -> None:
+        """Store that a run was promoted, once for the same page and reasons.
+
+        Raises:
+            StoreError: the database does not take it.
+        """
+        self._connection.write(lambda raw: writes.insert_promotion(raw, row))
+
+    def promotions(self, run_id: str) -> tuple[PromotionRow, ...]:
+        """Return the promotions of a run, oldest first."""
+        return self._connection.read(lambda raw: reads.promotions(raw, run_id))
 
     def finish_run(
         self,

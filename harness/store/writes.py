@@ -15,6 +15,7 @@ from harness.store.rows import (
     DivergenceRow,
     GateRow,
     LawRow,
+    PromotionRow,
     RequestRow,
     RunPlan,
     RunRow,
@@ -102,6 +103,17 @@ def replace_comparisons(
     raw.execute("DELETE FROM comparisons WHERE run_id = ?", (run_id,))
     for row in rows:
         _insert(raw, "comparisons", encode(row))
+
+
+def insert_promotion(raw: sqlite3.Connection, row: PromotionRow) -> bool:
+    """Store that a run was promoted; False when the same was stored before."""
+    columns = encode(row)
+    same = raw.execute(
+        "SELECT 1 FROM promotions WHERE run_id = :run_id AND quotable = :quotable "
+        "AND reasons = :reasons AND destination = :destination",
+        columns,
+    )
+    return same.fetchone() is None and _insert(raw, "promotions", columns)
 
 
 def _insert_run(raw: sqlite3.Connection, run: RunRow) -> None:

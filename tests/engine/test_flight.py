@@ -69,7 +69,9 @@ def select(
     flight = Flight(plan, tuple(drafts), (), logits, WIDTH, num_rows * WIDTH, 0.0)
     tokens = selector.select(flight)
     assert tokens is not None
-    return flight.read(tokens), flight
+    chosen = flight.read(tokens)
+    flight.take_logprobs()
+    return chosen, flight
 
 
 @settings(max_examples=60, deadline=None)

@@ -184,7 +184,7 @@ def test_stored_requests_hold_what_the_cells_said(core: Run) -> None:
         (["run", "--warp"], "No such option"),
         (["warp"], "No such command"),
         (["report"], "there is no database"),
-        (["report", "--format", "pdf"], "unknown format 'pdf'; known: json, md"),
+        (["report", "--format", "pdf"], "unknown format 'pdf'; known: html, json, md"),
         (["plan", "--cells", "serial+batch2"], "names the lanes"),
         (["pull", "nonesuch"], "unknown model 'nonesuch'"),
     ],

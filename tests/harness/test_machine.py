@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,8 @@ from harness.machine import (
     cpu_from_lscpu,
     cpu_from_sysctl,
     git_state,
+    machine_differences,
+    machine_id,
     read_machine,
 )
 
@@ -133,3 +136,67 @@ def test_without_git_there_is_no_commit(checkout: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", str(checkout))
 
     assert git_state(checkout) == GitState("", is_dirty=False)
+
+
+ENVIRONMENT: dict[str, Any] = {**read_machine().as_dict(), "target": "in-process"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"host": "elsewhere"},
+        {"cpu": "another processor"},
+        {"usable_cores": 1024},
+        {"memory_bytes": 2**45},
+        {"device": "metal", "device_name": "Apple M3"},
+        {"blas": "MLX's own reference BLAS (off)"},
+        {"blas_threads": 63},
+        {"target": "http://elsewhere:8000/v1"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_runs_of_unlike_machines_have_unlike_ids_and_say_what_differs(
+    change: dict[str, Any],
+) -> None:
+    other = ENVIRONMENT | change
+
+    assert machine_id(other) != machine_id(ENVIRONMENT)
+    assert machine_differences(ENVIRONMENT, other)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"versions": {"mlx": "99"}},
+        {"python": "CPython 99"},
+        {"os": "Linux, kernel 99"},
+        {"memory_bytes": ENVIRONMENT["memory_bytes"] + 1},
+        {"target": "http"},
+        {"something": "new"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_does_not_make_another_machine_leaves_the_id(change: dict[str, Any]) -> None:
+    other = ENVIRONMENT | change
+
+    assert machine_id(other) == machine_id(ENVIRONMENT)
+    assert machine_differences(ENVIRONMENT, other) == ()
+
+
+def test_a_newer_blas_of_the_same_kind_leaves_the_id() -> None:
+    old, new = ({"blas": f"OpenBLAS {number} (scipy)"} for number in ("0.3.29", "0.3.34"))
+
+    assert machine_id(old) == machine_id(new)
+
+
+def test_an_id_survives_the_database_and_names_the_host() -> None:
+    stored = json.loads(json.dumps(ENVIRONMENT))
+
+    assert machine_id(stored) == machine_id(ENVIRONMENT)
+    assert machine_id(stored).startswith(f"{ENVIRONMENT['host']}-")
+
+
+def test_an_environment_that_tells_nothing_is_like_no_known_machine() -> None:
+    assert machine_id({}) == machine_id({"host": None})
+    assert machine_id({}) != machine_id(ENVIRONMENT)
+    assert machine_differences({"host": "a"}, {}) == ("host differs (a, unknown)",)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from engine.errors import FmError, SettingError, UnknownNameError
 from engine.request import ConstraintKind
 from harness.workload import Workload, list_workloads, load_workload, read_workload
-from harness.workload_files import WorkloadError
+from harness.workload_error import WorkloadError
 
 CORE = {"short-chat": 128, "json-extract": 256, "long-form": 512}
 

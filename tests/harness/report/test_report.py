@@ -144,6 +144,17 @@ def test_noise_within_the_tolerance_takes_nothing(tmp_path: Path) -> None:
     assert main(report, "serial+spec").ratio.verdict == "faster"
 
 
+def test_a_baseline_that_was_hardly_repeated_tells_no_noise_floor(tmp_path: Path) -> None:
+    steady = [20.0, 20.1, 19.9, 20.0, 20.1, 19.9]
+    faster = [value * 1.3 for value in steady]
+    report = report_of(blocks(serial=steady, spec=faster, aa=steady[:5]), tmp_path)
+    ratio = main(report, "serial+spec").ratio
+    assert ratio.verdict is None
+    assert "serial was repeated in 5 blocks" in ratio.refusals[0]
+    short = report_of(blocks(serial=steady[:3], spec=faster[:3], aa=steady[:3]), tmp_path / "short")
+    assert main(short, "serial+spec").ratio.verdict == "provisional"
+
+
 def test_a_long_run_without_a_repeated_baseline_is_not_quotable(tmp_path: Path) -> None:
     report = report_of(blocks(serial=[20.0] * 6), tmp_path)
     assert report.unquotable_reasons == ("no baseline was repeated, so the noise is unknown",)

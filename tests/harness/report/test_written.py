@@ -70,6 +70,7 @@ def test_sections_come_in_the_order_in_which_they_are_read(report: RunReport) ->
         "## Composition",
         "## Grammar",
         "## Acceptance by position",
+        "## Where a step's time goes",
         "## Routing checks",
         "## Failures and skips",
         "## Environment",

@@ -1,0 +1,246 @@
+"""What a large run costs afterwards: seconds and memory of its reports, and of its database.
+
+    uv run python benchmarks/archive.py [REQUESTS] [--keep FOLDER]
+
+Stores a run of so many requests (100,000) through EvalStore, with replies of 128 tokens that all
+differ, concludes it, and writes each report in a process of its own. Prints seconds and peak
+resident memory of that process, and how long one trial took to be stored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from harness import gates
+from harness.report import build_report, comparison_rows
+from harness.store import (
+    AcceptRow,
+    CellRow,
+    EvalStore,
+    ModelRow,
+    RequestRow,
+    RunPlan,
+    RunRow,
+    TrialRecord,
+    TrialRow,
+    WorkloadRow,
+    content_hash,
+    new_id,
+    utc_now,
+)
+
+CELLS: dict[str, tuple[str | None, str | None]] = {
+    "serial": (None, None),
+    "serial@aa": ("serial", "serial"),
+    "serial+spec": ("serial", "serial"),
+    "serial+grammar": ("serial", None),
+    "serial+spec+grammar": ("serial+grammar", "serial+grammar"),
+    "batch4": ("serial", "serial"),
+    "batch4+spec": ("batch4", "serial"),
+    "batch4+grammar": ("batch4", "serial+grammar"),
+    "batch8": ("serial", "serial"),
+    "batch16": ("serial", "serial"),
+}
+"""Each cell with its baseline and its reference."""
+
+PROMPTS = 100
+REPLY_TOKENS = 128
+WORDS = "the of and to in is it that was for on as with his they be at one have this from".split()
+
+
+def main() -> int:
+    """Build the database, write the reports, print what each took."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("requests", type=int, nargs="?", default=100_000)
+    parser.add_argument("--keep", type=Path, help="folder for the database, kept afterwards")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = chosen.keep or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "fm.db"
+        if not path.exists():
+            build(path, chosen.requests)
+        size = path.stat().st_size / 1e6
+        print(f"{path.name}: {size:.0f} MB")
+        for form in ("md", "json"):
+            report(path, form, folder / f"report.{form}")
+    return 0
+
+
+def build(path: Path, requests: int) -> None:
+    """Store and conclude a run of so many requests."""
+    blocks = max(1, round(requests / (len(CELLS) * PROMPTS)))
+    plan = plan_of(blocks)
+    rng = random.Random(0)
+    spent = []
+    with EvalStore.open(path) as store:
+        store.begin_run(plan)
+        names = {cell.content_hash: cell.name for cell in plan.cells}
+        for trial in plan.trials:
+            record = record_of(trial, names[trial.cell], rng)
+            start = time.perf_counter()
+            outcome = store.record_trial(record)
+            spent.append(time.perf_counter() - start)
+            assert outcome.saved, outcome.reason
+        start = time.perf_counter()
+        run_id = plan.run.run_id
+        store.record_gates(run_id, gates.evaluate(store.load_run(run_id)))
+        report = build_report(store.load_run(run_id))
+        store.record_comparisons(run_id, comparison_rows(report))
+        reasons = report.unquotable_reasons
+        store.finish_run(run_id, status="finished", exit_code=0, unquotable_reasons=reasons)
+        concluded = time.perf_counter() - start
+    spent.sort()
+    print(
+        f"{len(plan.trials)} trials of {PROMPTS} requests stored: median "
+        f"{1000 * spent[len(spent) // 2]:.1f} ms, longest {1000 * spent[-1]:.1f} ms; "
+        f"concluded in {concluded:.1f} s"
+    )
+
+
+def report(path: Path, form: str, output: Path) -> None:
+    """Write one report in a child process and print what that took."""
+    command = [sys.executable, "-m", "harness.cli", "report", "latest", "--format", form]
+    command += ["--db", str(path), "-o", str(output)]
+    before = time.perf_counter()
+    child = subprocess.Popen(["/usr/bin/env", *command], stdout=subprocess.DEVNULL)
+    _, status, usage = wait_for(child)
+    seconds = time.perf_counter() - before
+    assert status == 0, f"fm report ended with {status}"
+    scale = 1 if sys.platform == "darwin" else 1024
+    print(
+        f"fm report --format {form}: {seconds:.2f} s ({usage.ru_utime + usage.ru_stime:.2f} s of "
+        f"processor), peak {usage.ru_maxrss * scale / 1e6:.0f} MB, {output.stat().st_size} bytes"
+    )
+
+
+def wait_for(child: subprocess.Popen[bytes]) -> tuple[int, int, resource.struct_rusage]:
+    """Wait for a child and return its own resource usage, which `resource` gives for all only."""
+    import os
+
+    process, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    return process, child.returncode, usage
+
+
+def plan_of(blocks: int) -> RunPlan:
+    """Return the plan of a run of all cells, this many times."""
+    model = ModelRow(name="toy", dtype="float32")
+    workload = WorkloadRow(content_hash="toy", name="toy", num_prompts=PROMPTS, is_constrained=True)
+    cells = tuple(map(cell_of, CELLS))
+    run = RunRow(
+        run_id=new_id(),
+        created_at=utc_now(),
+        tag="feature-matrix[toy]",
+        command="benchmarks/archive.py",
+        preset="quote",
+        seed=0,
+        blocks=blocks,
+        prompts=PROMPTS,
+        max_tokens=REPLY_TOKENS,
+        environment={"host": "toy"},
+        status="running",
+    )
+    trials = tuple(
+        TrialRow(
+            trial_id=new_id(),
+            run_id=run.run_id,
+            block=block,
+            order_in_block=order,
+            model=model.key,
+            workload=workload.content_hash,
+            cell=cell.content_hash,
+            lane_declared=cell.lane,
+        )
+        for block in range(blocks)
+        for order, cell in enumerate(cells)
+    )
+    return RunPlan(run=run, models=(model,), workloads=(workload,), cells=cells, trials=trials)
+
+
+def cell_of(name: str) -> CellRow:
+    """Return the row of a cell, read from its name."""
+    words = name.partition("@")[0].split("+")
+    rows = next((int(word[5:]) for word in words if word.startswith("batch")), 1)
+    baseline, reference = CELLS[name]
+    return CellRow(
+        content_hash=content_hash({"name": name}),
+        name=name,
+        lane="batch" if rows > 1 else "serial",
+        max_rows=rows,
+        features=tuple(word for word in ("spec", "fill", "grammar") if word in words),
+        kind="aa" if name.endswith("@aa") else "perf",
+        expected_lane="batch" if rows > 1 else "serial",
+        baseline=baseline,
+        reference=reference,
+    )
+
+
+def record_of(trial: TrialRow, cell: str, rng: random.Random) -> TrialRecord:
+    """Return what a trial of this cell might have seen."""
+    speed = 20.0 * (1.4 if "spec" in cell else 1.0) * (3.0 if "batch" in cell else 1.0)
+    tokens = PROMPTS * REPLY_TOKENS
+    done = replace(
+        trial,
+        status="done",
+        started_at=utc_now(),
+        finished_at=utc_now(),
+        wall_s=tokens / speed * rng.uniform(1.0, 1.1),
+        tokens=tokens,
+        aggregate_tokens=tokens,
+        aggregate_s=tokens / speed * rng.uniform(0.97, 1.03),
+        decode_steps=tokens,
+        peak_rss_bytes=1_200_000_000,
+        lane_taken=trial.lane_declared,
+    )
+    accepts = [
+        AcceptRow(trial_id=trial.trial_id, position=place, drafted=900 - place, accepted=500)
+        for place in range(4 if "spec" in cell else 0)
+    ]
+    requests = tuple(requests_of(trial, cell, rng))
+    return TrialRecord(trial=done, requests=requests, accepts=tuple(accepts))
+
+
+def requests_of(trial: TrialRow, cell: str, rng: random.Random) -> Iterator[RequestRow]:
+    """Yield one request for each prompt; replies of a block are the same in every cell."""
+    has_spec, is_constrained = "spec" in cell, "grammar" in cell
+    for position in range(PROMPTS):
+        same = random.Random(f"{trial.block} {position} {is_constrained}")
+        first = rng.uniform(0.05, 0.3)
+        yield RequestRow(
+            trial_id=trial.trial_id,
+            position=position,
+            prompt_id=f"p{position}",
+            finish_reason="stop",
+            prompt_tokens=40,
+            completion_tokens=REPLY_TOKENS,
+            cached_tokens=0,
+            ttft_s=first,
+            ttft_visible_s=first,
+            last_token_s=first + REPLY_TOKENS / 20 * rng.uniform(0.97, 1.03),
+            e2e_s=first + REPLY_TOKENS / 20 * 1.05,
+            text=" ".join(same.choices(WORDS, k=REPLY_TOKENS)),
+            token_ids=tuple(same.choices(range(49152), k=REPLY_TOKENS)),
+            lane_taken=trial.lane_declared,
+            sampling={"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0},
+            drafted=120 if has_spec else None,
+            accepted=70 if has_spec else None,
+            target_calls=58 if has_spec else None,
+            illegal_drafts=0 if has_spec else None,
+            conformance="ok" if is_constrained else "not-json",
+            conformance_detail="" if is_constrained else f"no document begins at {position}",
+            field_accuracy=0.5,
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

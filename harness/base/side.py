@@ -1,0 +1,284 @@
+"""One side of a comparison as a target: another checkout's engine in a child process.
+
+The child is started when it is first needed. One that is gone is started again by the next trial:
+what it lost is that trial.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from engine.errors import DownloadError, FmError
+from harness.base import forms
+from harness.base.child import PROTOCOL
+from harness.cell import Cell
+from harness.server_process import OnWait
+from harness.store.codec import decode
+from harness.store.rows import DivergenceRow, LawRow, ModelRow, TrialRecord
+from harness.target import (
+    CannotRunError,
+    OnTokens,
+    Parting,
+    SampledReply,
+    TrialJob,
+    ignore_tokens,
+    timeout_s,
+)
+from harness.workload import Workload
+
+OPEN_TIMEOUT_S = 1800.0
+"""A model may have to be fetched and converted first."""
+
+JUDGE_TIMEOUT_S = 600.0
+STOP_TIMEOUT_S = 5.0
+
+Answer = Mapping[str, Any]
+
+
+class SideError(FmError):
+    """The process of a side failed, is gone, or does not answer."""
+
+
+class SideProcess:
+    """One child process that runs a checkout; a context that ends it whatever happens.
+
+    Args:
+        label: what people call the side.
+        root: the checkout.
+        tell: takes lines for people.
+
+    Raises:
+        SideError: it did not start, or runs other code than that of `root`.
+    """
+
+    def __init__(self, label: str, root: Path, target: str, tell: OnWait) -> None:
+        self._label, self._tell = label, tell
+        # Open as long as the child lives: close() ends both.
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # close() does
+        self._process = subprocess.Popen(
+            # Without -P the folder in which fm was started would come before the checkout.
+            [sys.executable, "-P", "-m", "harness.base.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            encoding="utf-8",
+            env=os.environ | {"PYTHONPATH": str(root)},
+            # A Ctrl-C on the terminal is for fm, which then ends the child in order.
+            start_new_session=True,
+        )
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, name=f"{label}-reader", daemon=True)
+        self._reader.start()
+        try:
+            begun = self.ask({"do": "begin", "target": target}, OPEN_TIMEOUT_S)
+            self._check_code(begun, root)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def is_alive(self) -> bool:
+        """True until it was closed or ended by itself."""
+        return not self._errors.closed and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._process.pid
+
+    def ask(
+        self, command: Mapping[str, Any], limit_s: float, on_tokens: OnTokens = ignore_tokens
+    ) -> Answer:
+        """Send one command and return its answer.
+
+        Args:
+            limit_s: longest silence; the child is ended after it.
+
+        Raises:
+            CannotRunError, DownloadError: as the side's target raised them.
+            SideError: everything else that went wrong.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(command) + "\n")
+            self._process.stdin.flush()
+            while not {"done", "error"} & (answer := self._next(limit_s)).keys():
+                self._take(answer, on_tokens)
+        except (OSError, ValueError):
+            raise self._gone() from None
+        if "error" in answer:
+            raise _error(self._label, answer)
+        done: Answer = answer["done"]
+        return done
+
+    def close(self) -> None:
+        """End the child; safe to call twice."""
+        if self._errors.closed:
+            return
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
+        self._errors.close()
+
+    def _next(self, limit_s: float) -> Answer:
+        try:
+            line = self._lines.get(timeout=limit_s)
+        except queue.Empty:
+            self._process.kill()
+            self.close()
+            raise SideError(
+                f"the {self._label} side gave no answer in {limit_s:.0f} s and was stopped; try "
+                "fewer tokens"
+            ) from None
+        if not line:
+            raise self._gone()
+        answer: Answer = json.loads(line)
+        return answer
+
+    def _take(self, part: Answer, on_tokens: OnTokens) -> None:
+        if "tokens" in part:
+            on_tokens(part["tokens"])
+        if "note" in part:
+            self._tell(f"{self._label}: {part['note']}")
+
+    def _gone(self) -> SideError:
+        """Return what a lost child said last; whatever is left of it is ended."""
+        if self._errors.closed:
+            return SideError(f"the {self._label} side has ended; start it again")
+        self._process.kill()
+        self._process.wait()
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        last = lines[-1][:300] if lines else f"status {self._process.returncode}"
+        self.close()
+        return SideError(f"the {self._label} side ended: {last}")
+
+    def _check_code(self, begun: Answer, root: Path) -> None:
+        found, wanted = Path(begun["root"]), root.resolve()
+        if found != wanted:
+            raise SideError(
+                f"the {self._label} side runs the fm of {found} and not that of {wanted}; "
+                "start fm from a checkout that is not installed over others"
+            )
+        if begun["protocol"] != PROTOCOL:
+            raise SideError(
+                f"the {self._label} side speaks version {begun['protocol']} of the trial protocol "
+                f"and this fm version {PROTOCOL}; name a commit nearer to this one with --base"
+            )
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as answers:
+            for line in answers:
+                self._lines.put(line)
+        self._lines.put("")
+
+
+class Side:
+    """A target that another checkout's code runs.
+
+    Args:
+        label: "head" or "base".
+        name: of the target within the side.
+    """
+
+    def __init__(self, label: str, root: Path, name: str, tell: OnWait) -> None:
+        self.label, self.root, self.name = label, root, name
+        self._tell = tell
+        self._process: SideProcess | None = None
+        self._model = ""
+        self._row: ModelRow | None = None
+        self._known: set[str] = set()
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, None before it was started."""
+        return None if self._process is None else self._process.pid
+
+    def open(self, model: str) -> ModelRow:
+        """Open a model in the child; what is open already stays open."""
+        if model != self._model or self._process is None or not self._process.is_alive:
+            self._row = self._open(model)
+        assert self._row is not None
+        return self._row
+
+    def check(self, cell: Cell, workload: Workload) -> None:
+        """Let the child build what the cell needs."""
+        self._teach(workload)
+        command = {"do": "check", "cell": forms.cell_form(cell), "workload": workload.digest}
+        self._started().ask(command, OPEN_TIMEOUT_S)
+
+    def run(self, job: TrialJob, on_tokens: OnTokens) -> TrialRecord:
+        """Run a trial in the child, which is started again where it was lost."""
+        if not self._is_alive():
+            self.open(self._model)
+        self._teach(job.workload)
+        limit_s = timeout_s(job.max_tokens * len(job.prompts))
+        command = {"do": "run", "job": forms.job_form(job)}
+        return forms.record_from(self._started().ask(command, limit_s, on_tokens)["record"])
+
+    def judge(self, parting: Parting) -> Sequence[DivergenceRow]:
+        """Ask the side's own oracle."""
+        self._teach(parting.workload)
+        command = {"do": "judge", "parting": forms.parting_form(parting)}
+        rows = self._started().ask(command, JUDGE_TIMEOUT_S)["rows"]
+        return [decode(DivergenceRow, row) for row in rows]
+
+    def weigh(self, reply: SampledReply) -> LawRow:
+        """Ask the side's own oracle."""
+        self._teach(reply.workload)
+        command = {"do": "weigh", "reply": forms.sampled_form(reply)}
+        return decode(LawRow, self._started().ask(command, JUDGE_TIMEOUT_S)["row"])
+
+    def close(self) -> None:
+        """End the child."""
+        if self._process is not None:
+            self._process.close()
+        self._process, self._row = None, None
+        self._known.clear()
+
+    def _open(self, model: str) -> ModelRow:
+        if not self._is_alive():
+            self.close()
+            self._process = SideProcess(self.label, self.root, self.name, self._tell)
+        answer = self._started().ask({"do": "open", "model": model}, OPEN_TIMEOUT_S)
+        self._model = model
+        return decode(ModelRow, answer["model"])
+
+    def _teach(self, workload: Workload) -> None:
+        """Send a workload that the child does not know yet."""
+        if workload.digest not in self._known:
+            command = {"do": "workload", "workload": forms.workload_form(workload)}
+            self._started().ask(command, OPEN_TIMEOUT_S)
+            self._known.add(workload.digest)
+
+    def _is_alive(self) -> bool:
+        return self._process is not None and self._process.is_alive
+
+    def _started(self) -> SideProcess:
+        assert self._process is not None, "open() comes first"
+        return self._process
+
+
+def _error(label: str, answer: Answer) -> FmError:
+    text, kind = answer["error"], answer["kind"]
+    if kind == "cannot-run":
+        return CannotRunError(text)
+    return DownloadError(text) if kind == "download" else SideError(f"{label}: {text}")

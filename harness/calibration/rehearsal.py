@@ -1,0 +1,112 @@
+"""A run without a model: the plan, the run loop, the database and the report are the real ones."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from harness.calibration.metronome import MetronomeTarget
+from harness.cell import load_cells
+from harness.choices import Choices
+from harness.matrix import Matrix, plan_matrix
+from harness.planned import plan_trials, run_plan, settings_of
+from harness.report import RunReport, build_report
+from harness.resources import cells_dir
+from harness.run import RunLoop
+from harness.store import ConditionRow, EvalStore, RunRow, TrialRow, new_id, utc_now
+from harness.workload import Workload, load_workload
+
+HOST = "rehearsal"
+
+
+class Unseen:
+    """Progress that nobody looks at."""
+
+    def begin(self, seconds_left: float | None, num_trials: int) -> None:
+        """Show nothing."""
+
+    def trial(self, label: str, planned_tokens: int) -> None:
+        """Show nothing."""
+
+    def tokens(self, count: int) -> None:
+        """Show nothing."""
+
+    def done(self, label: str, outcome: str, seconds_left: float | None) -> None:
+        """Show nothing."""
+
+    def note(self, line: str) -> None:
+        """Show nothing."""
+
+    def close(self) -> None:
+        """Show nothing."""
+
+
+def rehearsal_matrix(choices: Choices, workloads: Mapping[str, Workload] | None = None) -> Matrix:
+    """Return the matrix of some choices; models of any name draft for themselves.
+
+    Args:
+        workloads: by name; None reads those that exist.
+    """
+    found = workloads or {name: load_workload(name) for name in dict.fromkeys(choices.workloads)}
+    return plan_matrix(choices, load_cells(cells_dir()), found, lambda model: model)
+
+
+def rehearse(
+    choices: Choices,
+    target: MetronomeTarget,
+    *,
+    workloads: Mapping[str, Workload] | None = None,
+    db: Path | None = None,
+) -> RunReport:
+    """Run the matrix of some choices on a metronome, as a clean machine would, and report it.
+
+    Args:
+        db: the database that takes the run; None takes one that is thrown away.
+    """
+    matrix = rehearsal_matrix(choices, workloads)
+    if db is not None:
+        return _rehearse(matrix, target, db)
+    with tempfile.TemporaryDirectory() as folder:
+        return _rehearse(matrix, target, Path(folder) / "fm.db")
+
+
+def _rehearse(matrix: Matrix, target: MetronomeTarget, db: Path) -> RunReport:
+    models = {pair.model: target.open(pair.model) for pair in matrix.pairs}
+    run = _run_row(matrix)
+    planned = plan_trials(matrix, run.run_id, models)
+    with EvalStore.open(db) as store:
+        store.begin_run(run_plan(matrix, run, models, planned))
+        loop = RunLoop(
+            store=store,
+            target=target,
+            progress=Unseen(),
+            observe=_calm,
+            clock=target.clock,
+        )
+        loop.run(planned, [])
+        return build_report(store.load_run(run.run_id))
+
+
+def _run_row(matrix: Matrix) -> RunRow:
+    choices, amounts = matrix.choices, matrix.choices.amounts()
+    return RunRow(
+        run_id=new_id(),
+        created_at=utc_now(),
+        tag=f"feature-matrix[{HOST}]",
+        command="",
+        preset=choices.preset,
+        seed=choices.seed,
+        blocks=amounts.blocks,
+        prompts=amounts.prompts,
+        max_tokens=amounts.max_tokens,
+        settings=settings_of(choices),
+        plan_hash=matrix.digest,
+        environment={"host": HOST},
+    )
+
+
+def _calm(trial: TrialRow) -> ConditionRow:
+    return ConditionRow(
+        run_id=trial.run_id, sampled_at=utc_now(), phase="trial", trial_id=trial.trial_id
+    )

@@ -1,0 +1,3 @@
+"""`fm gate`."""
+
+from __future__ import annotations
