@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from engine.document import DocumentError, read_document
 from engine.request import FinishReason
-from harness.validation import schema_check
+
+if TYPE_CHECKING:
+    from harness.validation import SchemaCheck
 
 CONFIDENCE = 0.95
 
@@ -106,8 +108,11 @@ def grade_reply(
     Raises:
         SchemaError: `schema` is not valid.
     """
+    # Here alone: it takes two seconds, and reports ask for outcomes that were graded long ago.
+    from harness.validation import schema_check
+
     check = schema_check(schema)
-    verdict = _judge_ending(text, finish_reason, error) or _judge_document(text or "", schema)
+    verdict = _judge_ending(text, finish_reason, error) or _judge_document(text or "", check)
     if verdict.outcome is Outcome.OK and is_accepting is False:
         verdict = _Verdict(Outcome.NOT_ACCEPTED, "the matcher refused the end", verdict.document)
     wanted, found = dict(_leaves(expected or {})), dict(_leaves(verdict.document))
@@ -188,12 +193,12 @@ def _judge_ending(
     return None
 
 
-def _judge_document(text: str, schema: Mapping[str, Any]) -> _Verdict:
+def _judge_document(text: str, check: SchemaCheck) -> _Verdict:
     try:
         document = read_document(text)
     except DocumentError as error:
         return _Verdict(Outcome(error.fault), str(error))
-    broken = schema_check(schema).first_error(document)
+    broken = check.first_error(document)
     if broken is not None:
         return _Verdict(Outcome.SCHEMA_INVALID, broken, document)
     return _Verdict(Outcome.OK, document=document)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,10 +16,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-WAIT_S = 30.0
+from tests.waiting import WAIT_S, wait_for
 
-Part = bytes | float
-"""Bytes to send, or seconds to wait."""
+Part = bytes | float | Callable[[], object]
+"""Bytes to send, seconds to wait, or what has to hold before the reply goes on."""
 
 
 def chunk(text: str = "", finish: str | None = None, **delta: Any) -> bytes:
@@ -52,7 +51,7 @@ class Foreign:
         models: ids it lists.
     """
 
-    script: Callable[[dict[str, Any]], Sequence[Part] | Response] = lambda _body: WORDS
+    script: Callable[[dict[str, Any]], Iterable[Part] | Response] = lambda _body: WORDS
     models: tuple[str, ...] = ("words",)
     asked: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -80,14 +79,20 @@ class Foreign:
             ]
         )
 
-    async def _parts(self, parts: Sequence[Part]) -> AsyncIterator[bytes]:
+    async def _parts(self, parts: Iterable[Part]) -> AsyncIterator[bytes]:
         self.live += 1
         self.most_live = max(self.most_live, self.live)
         try:
             for part in parts:
                 if isinstance(part, bytes):
                     yield part
-                await asyncio.sleep(0 if isinstance(part, bytes) else part)
+                    await asyncio.sleep(0)
+                elif callable(part):
+                    async with asyncio.timeout(WAIT_S):
+                        while not part():
+                            await asyncio.sleep(0.005)
+                else:
+                    await asyncio.sleep(part)
         finally:
             self.live -= 1
 
@@ -101,10 +106,7 @@ def foreign(**settings: Any) -> Iterator[Foreign]:
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        deadline_s = time.monotonic() + WAIT_S
-        while not server.started:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.005)
+        wait_for(lambda: server.started)
         port = server.servers[0].sockets[0].getsockname()[1]
         made.url = f"http://127.0.0.1:{port}/v1"
         yield made

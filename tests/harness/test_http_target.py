@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
@@ -37,6 +36,7 @@ from tests.harness.jobs import (
     measured,
     run,
 )
+from tests.waiting import WAIT_S
 
 CELLS = (
     ("serial", CHAT),
@@ -336,5 +336,7 @@ def test_a_cell_that_names_a_running_server_is_asked_of_it(target: HttpTarget) -
 
 def test_threads_are_left_behind_by_nobody(target: HttpTarget) -> None:
     run(target, "serial", count=1)
-    time.sleep(0.1)
-    assert not [item for item in threading.enumerate() if item.name == "rss-sampler"]
+    samplers = [item for item in threading.enumerate() if item.name == "rss-sampler"]
+    for sampler in samplers:
+        sampler.join(WAIT_S)
+    assert not any(sampler.is_alive() for sampler in samplers)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import re
 import signal
-import time
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,9 +22,10 @@ from harness.client_delay import ClientDelay
 from harness.load_client import Ask, Exchange, Load, LoadClient, Patience
 from harness.run import interruptible
 from tests.harness.foreign_server import DONE, WORDS, Foreign, chunk, event, foreign, usage
+from tests.waiting import WAIT_S, wait_for
 
 CHAT = "/chat/completions"
-QUICK = Patience(first_event_s=5, event_s=5, total_s=10)
+PATIENT = Patience(first_event_s=WAIT_S, event_s=WAIT_S, total_s=WAIT_S)
 
 
 @pytest.fixture
@@ -32,7 +35,7 @@ def server() -> Iterator[Foreign]:
 
 
 def client_of(server: Foreign, connections: int = 8, **options: Any) -> LoadClient[ChatReply]:
-    options = {"patience": QUICK, **options}
+    options = {"patience": PATIENT, **options}
     return LoadClient(server.url, connections, reply=ChatReply, **options)
 
 
@@ -60,31 +63,45 @@ def told(**fields: Any) -> bytes:
 GZIPPED = {"content-encoding": "gzip", "content-type": "text/event-stream"}
 
 
+class Noted(ChatReply):
+    """A reply that notes when it was given each document."""
+
+    seen_s: list[float]
+
+    def see(self, document: Any, now_s: float) -> int:
+        self.seen_s = [*getattr(self, "seen_s", []), now_s]
+        return super().see(document, now_s)
+
+
 def test_a_reply_is_put_together_and_each_instant_has_its_place(server: Foreign) -> None:
+    """By a clock of which each reading is the next number."""
     server.script = lambda _body: (
         chunk(""),
-        0.2,
         chunk("", reasoning_content="hm"),
-        0.2,
         chunk("one"),
-        0.2,
         chunk(" two"),
         chunk(finish="stop"),
         usage(3),
         DONE,
     )
-    found = one(server)
+    ticks = itertools.count(1.0)
+    with LoadClient(server.url, 1, reply=Noted, patience=PATIENT, clock=ticks.__next__) as client:
+        (found,) = client.waves(asks(1), 1).exchanges
     reply = found.reply
     assert found.error is None
     assert (reply.text, reply.reasoning, reply.finish_reason) == ("one two", "hm", "stop")
     assert reply.token_ids is None
     assert reply.usage == {"prompt_tokens": 5, "completion_tokens": 3}
-    assert reply.first_token_s is not None
-    assert reply.first_text_s is not None
-    assert reply.last_token_s is not None
     # The role is no token, reasoning is one, and text comes later.
-    assert found.due_s + 0.1 < reply.first_token_s < reply.first_text_s - 0.02
-    assert reply.first_text_s < reply.last_token_s <= found.ended_s
+    _, thought_s, one_s, two_s, *_ = reply.seen_s
+    assert (reply.first_token_s, reply.first_text_s, reply.last_token_s) == (
+        thought_s,
+        one_s,
+        two_s,
+    )
+    assert [found.due_s, *reply.seen_s, found.ended_s] == sorted(
+        {found.due_s, *reply.seen_s, found.ended_s}
+    )
 
 
 def test_several_tokens_in_one_chunk_are_all_counted() -> None:
@@ -110,7 +127,15 @@ def test_what_is_no_chunk_is_told(document: Any) -> None:
 
 
 def test_waves_are_sent_together_and_the_next_one_waits_for_the_last_reply() -> None:
-    with foreign(script=lambda _body: (chunk("a"), 0.2, *WORDS)) as server:
+    def script(body: dict[str, Any]) -> Any:
+        together = 3 if body["number"] < 6 else 1
+        return (
+            chunk("a"),
+            lambda: len(server.asked) >= 3 * (body["number"] // 3) + together,
+            *WORDS,
+        )
+
+    with foreign(script=script) as server:
         with client_of(server) as client:
             load = client.waves(asks(7), 3)
         assert server.most_live == 3
@@ -119,12 +144,11 @@ def test_waves_are_sent_together_and_the_next_one_waits_for_the_last_reply() -> 
         ends = [load.exchanges[place].ended_s for place in wave]
         assert max(ends) <= min(starts[wave[-1] + 1 :])
     assert [body["number"] for body in server.asked[-1:]] == [6]
-    assert load.wall_s >= 3 * 0.2
 
 
 def test_a_closed_loop_sends_the_next_request_as_soon_as_one_has_ended() -> None:
     def script(body: dict[str, Any]) -> Any:
-        return (1.0 if body["number"] == 0 else 0.01, *WORDS)
+        return ((lambda: len(server.asked) > 5) if body["number"] == 0 else 0.0, *WORDS)
 
     with foreign(script=script) as server:
         with client_of(server) as client:
@@ -142,16 +166,20 @@ def test_arrivals_by_chance_come_at_their_rate_whatever_is_live_and_repeat_by_se
         assert all(item.error is None for item in load.exchanges)
         return [item.due_s - load.exchanges[0].due_s for item in load.exchanges]
 
-    with foreign(script=lambda _body: (0.1, *WORDS)) as server:
+    with foreign(script=lambda _body: (lambda: server.most_live > 4, *WORDS)) as server:
         first = due(3)
-        assert server.most_live > 4
         assert due(3) == pytest.approx(first, abs=1e-9)
         assert due(4) != pytest.approx(first, abs=1e-9)
     assert first == sorted(first)
     assert 39 / first[-1] == pytest.approx(200, rel=0.6)
 
 
-HASTY = Patience(first_event_s=0.4, event_s=0.4, total_s=1.5)
+HASTY = {
+    "first event": replace(PATIENT, first_event_s=0.4),
+    "next event": replace(PATIENT, event_s=0.4),
+    "the reply": replace(PATIENT, total_s=0.4),
+}
+PACED = tuple(part for _ in range(1000) for part in (chunk("a"), 0.1))
 
 
 @pytest.mark.parametrize(
@@ -161,9 +189,9 @@ HASTY = Patience(first_event_s=0.4, event_s=0.4, total_s=1.5)
         ((chunk("a"),), r"without \[DONE\]"),
         ((chunk("a"), DONE), "without a finish_reason"),
         ((b"data: {\n\n",), "no JSON"),
-        ((chunk("a"), 1.0, *WORDS), "next event did not come within 0.4 s"),
-        ((1.0, *WORDS), "first event did not come within 0.4 s"),
-        (tuple(part for _ in range(20) for part in (chunk("a"), 0.1)), "longer than 1.5 s"),
+        ((chunk("a"), WAIT_S, *WORDS), "next event did not come within 0.4 s"),
+        ((WAIT_S, *WORDS), "first event did not come within 0.4 s"),
+        (PACED, "the reply took longer than 0.4 s"),
         (JSONResponse({"error": {"message": "no such model"}}, 404), "HTTP 404: no such model"),
         (Response("Not Found", 404), "HTTP 404: Not Found"),
         (JSONResponse({"choices": []}), "text/event-stream"),
@@ -207,7 +235,8 @@ def test_what_fails_is_a_failure_with_its_reason_in_one_line(
     server: Foreign, script: Any, words: str
 ) -> None:
     server.script = lambda _body: script
-    found = one(server, patience=HASTY if " s" in words else QUICK)
+    patience = next((HASTY[what] for what in HASTY if what in words), PATIENT)
+    found = one(server, patience=patience)
     assert found.error is not None
     assert "\n" not in found.error
     assert re.search(words, found.error), found.error
@@ -240,12 +269,23 @@ def test_a_reply_that_is_no_stream_is_one_document(
 
 
 def test_what_follows_the_end_is_nothing_however_long_it_goes_on(server: Foreign) -> None:
-    more = tuple(part for _ in range(100) for part in (chunk("more"), event({"error": "x"}), 0.1))
-    server.script = lambda _body: (*WORDS, *more)
-    found = one(server)
+    """By a clock that stands still until the end is read, and by which that was long ago then."""
+    now_s = 1.0
+    more = itertools.cycle((chunk("more"), event({"error": "x"}), 0.1))
+
+    def later() -> bool:
+        nonlocal now_s
+        now_s = 1000.0 if client_has_read.is_set() else now_s
+        return client_has_read.is_set()
+
+    client_has_read = threading.Event()
+    server.script = lambda _body: itertools.chain((b"".join(WORDS), later), more)
+    with client_of(server, clock=lambda: now_s) as client:
+        ask = asks(1)[0]
+        found = client.run(client.exchange(ask, now_s, lambda *_: client_has_read.set()))
     assert found.error is None
     assert found.reply.text == "one two three"
-    assert found.ended_s - found.due_s < 1
+    assert (found.due_s, found.ended_s, now_s) == (1.0, 1.0, 1000.0)
 
 
 def test_a_reply_without_end_is_a_failure(server: Foreign, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +298,7 @@ def test_a_reply_without_end_is_a_failure(server: Foreign, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        ((b"[", *(part for _ in range(200) for part in (b"1,", 0.1))), "did not come within 1 s"),
+        ((b"[", *(part for _ in range(1000) for part in (b"1,", 0.1))), "did not come within 1 s"),
         ((b"[" * 100_000,), "no JSON"),
         ((b'{"a": NaN}',), "no JSON"),
         ((b"x" * 2**20,) * 17, "more than"),
@@ -272,11 +312,11 @@ def test_a_small_resource_comes_soon_or_is_an_error(
 ) -> None:
     server.script = lambda _body: answer
     with client_of(server) as client, pytest.raises(FmError, match=words):
-        client.fetch("POST", CHAT, 1.0)
+        client.fetch("POST", CHAT, 1.0 if " 1 s" in words else WAIT_S)
 
 
 def test_nobody_who_listens_is_a_failure() -> None:
-    with LoadClient("http://127.0.0.1:9", 1, reply=ChatReply, patience=QUICK) as client:
+    with LoadClient("http://127.0.0.1:9", 1, reply=ChatReply, patience=PATIENT) as client:
         (found,) = client.waves(asks(1), 1).exchanges
         assert found.error is not None
         assert found.error.startswith("ConnectError")
@@ -326,43 +366,45 @@ def test_connections_are_kept_from_request_to_request(server: Foreign) -> None:
 
 
 def test_the_delay_of_a_client_that_is_at_work_shows_and_of_an_idle_one_does_not() -> None:
-    """A reader that takes 20 ms for each event is late for the ones behind it."""
+    """A reader that takes 20 ms for each event is late for the ones behind it.
+
+    By a clock that only such a reader moves; every stream comes in one piece.
+    """
+    now_s = 1.0
 
     class Slow(ChatReply):
-        def see(self, document: Any, now_s: float) -> int:
-            time.sleep(0.02)
-            return super().see(document, now_s)
+        def see(self, document: Any, now: float) -> int:
+            nonlocal now_s
+            now_s += 0.02
+            return super().see(document, now)
 
     def delay(reply: type[ChatReply]) -> ClientDelay:
-        with LoadClient(server.url, 4, reply=reply, patience=QUICK) as client:
+        with LoadClient(
+            server.url, 4, reply=reply, patience=PATIENT, clock=lambda: now_s
+        ) as client:
             load: Load[ChatReply] = client.waves(asks(4), 4)
             assert all(item.error is None for item in load.exchanges)
             return load.delay
 
-    paced = [part for _ in range(5) for part in (chunk("a"), 0.02)]
-    with foreign(script=lambda _body: (*paced, *WORDS)) as server:
+    with foreign(script=lambda _body: (b"".join((*[chunk("a")] * 5, *WORDS)),)) as server:
         quick, slow = delay(ChatReply), delay(Slow)
     assert quick.events == slow.events == 4 * 11
+    assert (quick.per_event_s, quick.share) == (0.0, None)
     assert slow.per_event_s is not None
-    assert quick.per_event_s is not None
-    assert slow.per_event_s > max(0.02, quick.per_event_s)
+    assert slow.per_event_s > 0.02
     assert slow.share is not None
-    assert slow.share > (quick.share or 0)
+    assert slow.share > 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
 def test_a_signal_ends_what_is_sent_and_the_handlers_are_put_back(number: signal.Signals) -> None:
-    paced = [part for _ in range(100) for part in (chunk("a"), 0.05)]
-    with foreign(script=lambda _body: (*paced, *WORDS)) as server, interruptible():
+    with foreign(script=lambda _body: PACED) as server, interruptible():
         before = signal.getsignal(number)
         with client_of(server, 4) as client:
             with pytest.raises(KeyboardInterrupt):
                 client.waves(asks(8), 4, lambda _tokens: os.kill(os.getpid(), number))
             assert signal.getsignal(number) is before
-            deadline_s = time.monotonic() + 20
-            while server.live and time.monotonic() < deadline_s:
-                time.sleep(0.01)
-            assert server.live == 0
+            wait_for(lambda: server.live == 0)
             server.script = lambda _body: WORDS
             assert client.waves(asks(1), 1).exchanges[0].error is None
     assert len(server.asked) == 5

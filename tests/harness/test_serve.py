@@ -80,7 +80,7 @@ def test_a_server_serves_says_nothing_of_what_it_served_and_drains_on_a_signal()
     key = {"authorization": "Bearer k3y"}
     with serve("--num-draft-tokens", "3", "--batch", "2", FM_API_KEY="k3y") as (process, url):
         long = body(stream=True, max_tokens=1500, ignore_eos=True)
-        with httpx2.Client(base_url=url, headers=key, timeout=60) as client:
+        with httpx2.Client(base_url=url, headers=key, timeout=TIMEOUT_S) as client:
             assert client.get("/health").json() == {"status": "ok"}
             assert client.get("/stats").json()["speculation"]["num_draft_tokens"] == 3
             with client.stream("POST", "/v1/chat/completions", json=long) as answer:
@@ -96,29 +96,31 @@ def test_a_server_serves_says_nothing_of_what_it_served_and_drains_on_a_signal()
 
 def test_a_second_signal_does_not_wait_for_replies() -> None:
     with serve("--request-timeout", "600", "--drain", "600") as (process, url):
-        first = threading.Event()
+        first, heard = threading.Event(), list[bytes]()
 
         def ask() -> None:
             long = body(stream=True, max_tokens=8000, ignore_eos=True)
             with (
-                httpx2.Client(base_url=url, timeout=60) as client,
+                httpx2.Client(base_url=url, timeout=TIMEOUT_S) as client,
                 client.stream("POST", "/v1/chat/completions", json=long) as answer,
             ):
                 try:
-                    for _ in answer.iter_bytes():
+                    for part in answer.iter_bytes():
+                        heard.append(part)
                         first.set()
                 except httpx2.HTTPError:
                     pass
 
         asking = threading.Thread(target=ask)
         asking.start()
-        assert first.wait(60)
+        assert first.wait(TIMEOUT_S)
         process.send_signal(signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(1)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(TIMEOUT_S) == 0
         asking.join()
+        assert b"[DONE]" not in b"".join(heard)
         assert process.stderr is not None
         told = process.stderr.read()
         assert "1 live replies get 600 s to end" in told
@@ -132,17 +134,17 @@ def test_what_the_end_of_the_drain_cuts_is_told_so(stream: bool) -> None:
         heard: list[tuple[int, str]] = []
 
         def ask() -> None:
-            with httpx2.Client(base_url=url, timeout=60) as client:
+            with httpx2.Client(base_url=url, timeout=TIMEOUT_S) as client:
                 answer = client.post("/v1/chat/completions", json=long)
                 heard.append((answer.status_code, answer.text))
 
         asking = threading.Thread(target=ask)
         asking.start()
-        with httpx2.Client(base_url=url, timeout=60) as client:
+        with httpx2.Client(base_url=url, timeout=TIMEOUT_S) as client:
             while client.get("/stats").json()["rows"]["live"] == 0:
                 time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(TIMEOUT_S) == 0
         asking.join()
     ((status, text),) = heard
     assert status == (200 if stream else 503)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from tests.engine.server.live import CHAT, Live, chat_body, events_of
+from tests.engine.server.live import CHAT, Live, chat_body
+from tests.engine.server.reply import Said, choice_of, streamed
 
 WEATHER = {
     "type": "object",
@@ -61,48 +61,13 @@ def answered(live: Live, **fields: Any) -> dict[str, Any]:
     return document
 
 
-def collected(live: Live, **fields: Any) -> list[dict[str, Any]]:
-    """The choices that a stream adds up to, in the form of a whole reply."""
-    answer = live.client.post(CHAT, json=asked(**fields, stream=True))
-    assert answer.status_code == 200, answer.text
-    *items, last = events_of(answer.text)
-    assert last == "[DONE]"
-    choices: dict[int, dict[str, Any]] = defaultdict(dict)
-    for item in map(json.loads, items):
-        for part in item["choices"]:
-            _add(choices[part["index"]], part)
-    return [choices[index] for index in sorted(choices)]
-
-
-def _add(choice: dict[str, Any], part: dict[str, Any]) -> None:
-    delta = part["delta"]
-    assert "finish_reason" not in choice or choice["finish_reason"] is None, "an end is the end"
-    for said in ("content", "reasoning_content"):
-        if delta.get(said):
-            choice[said] = choice.get(said, "") + delta[said]
-    calls = choice.setdefault("calls", [])
-    for call in delta.get("tool_calls", []):
-        if "id" in call:
-            assert call["index"] == len(calls)
-            assert call["type"] == "function"
-            assert call["function"]["arguments"] == ""
-            calls.append({"id": call["id"], "name": call["function"]["name"], "arguments": ""})
-        else:
-            assert call["index"] == len(calls) - 1
-            assert set(call["function"]) == {"arguments"}
-            calls[-1]["arguments"] += call["function"]["arguments"]
-    choice.setdefault("ids", []).extend(part.get("token_ids", []))
-    entries = (part["logprobs"] or {}).get("content", [])
-    choice.setdefault("entries", []).extend(entries)
-    choice["finish_reason"] = part["finish_reason"]
+def collected(live: Live, **fields: Any) -> list[Said]:
+    """The choices that a stream adds up to."""
+    return streamed(live.client.post(CHAT, json=asked(**fields, stream=True))).choices
 
 
 def calls_of(choice: dict[str, Any]) -> list[tuple[str, str]]:
-    calls = choice["message"].get("tool_calls", [])
-    assert len({call["id"] for call in calls}) == len(calls)
-    assert all(call["id"].startswith("call_") for call in calls)
-    assert all(call["type"] == "function" for call in calls)
-    return [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+    return choice_of(choice).calls
 
 
 def check_call(name: str, arguments: str) -> None:

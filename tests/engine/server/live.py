@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,13 +21,13 @@ from engine.server.listen import Listener, listening_socket, url_of
 from engine.server.settings import ServerConfig
 from engine.server.worker import EngineWorker, State
 from engine.testing import tiny_model
+from tests.waiting import WAIT_S, wait_for
 
 MODEL = "tiny"
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 RESPONSES = "/v1/responses"
 LANES = EngineConfig(max_rows=4, num_draft_tokens=3, spec_batching="batched", draft_budgets="fixed")
-WAIT_S = 60.0
 
 
 @dataclass
@@ -82,13 +81,6 @@ def response_body(content: Any = "hi", **fields: Any) -> dict[str, Any]:
 def engine_of(live: Live) -> Engine:
     assert live.worker.opened is not None
     return live.worker.opened
-
-
-def wait_for(holds: Callable[[], bool], seconds: float = WAIT_S) -> None:
-    deadline_s = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline_s, "it never came true"
-        time.sleep(0.005)
 
 
 def tiny_engine(config: EngineConfig = LANES) -> Engine:

@@ -12,7 +12,8 @@ from engine.config import EngineConfig
 from engine.oracle import Oracle
 from engine.request import Request, SamplingParams
 from engine.testing import tiny_model
-from tests.engine.server.live import CHAT, Live, chat_body, events_of, serving, tiny_engine
+from tests.engine.server.live import CHAT, Live, chat_body, serving, tiny_engine
+from tests.engine.server.reply import ask, ask_chat, streamed
 
 SCHEMA = {
     "type": "object",
@@ -48,14 +49,6 @@ def oracle_ids(
         ignore_eos=ignore_eos,
     )
     return Oracle(tiny_model()).generate(request)
-
-
-def streamed(live: Live, **fields: Any) -> list[dict[str, Any]]:
-    answer = live.client.post(CHAT, json=chat_body(stream=True, **fields))
-    assert answer.status_code == 200, answer.text
-    *items, last = events_of(answer.text)
-    assert last == "[DONE]"
-    return [json.loads(item) for item in items]
 
 
 def test_a_reply_has_the_tokens_of_the_oracle_and_says_what_it_took(live: Live) -> None:
@@ -97,41 +90,32 @@ def test_a_reply_has_the_tokens_of_the_oracle_and_says_what_it_took(live: Live) 
     ids="-".join,
 )
 def test_a_stream_says_what_the_whole_reply_says(live: Live, fields: dict[str, Any]) -> None:
-    whole = live.chat(**fields, return_token_ids=True).json()
-    chunks = streamed(live, **fields, return_token_ids=True, stream_options={"include_usage": True})
-    assert chunks[-1]["choices"] == []
-    assert chunks[-1]["usage"] == whole["usage"]
-    assert chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"]
-    for choice in whole["choices"]:
-        parts = [
-            part
-            for chunk in chunks
-            for part in chunk["choices"]
-            if part["index"] == choice["index"]
-        ]
-        for said in ("content", "reasoning_content"):
-            text = "".join(part["delta"].get(said, "") for part in parts)
-            assert text == choice["message"].get(said, "")
-        ids = [token for part in parts for token in part.get("token_ids", [])]
-        assert ids == choice["token_ids"]
-        assert [part["finish_reason"] for part in parts if part["finish_reason"]] == [
-            choice["finish_reason"]
-        ]
-        entries = [entry for part in parts for entry in (part["logprobs"] or {}).get("content", [])]
-        assert entries == (choice["logprobs"] or {}).get("content", [])
+    whole, stream = (
+        ask(live, CHAT, chat_body(**fields), stream=is_stream) for is_stream in (False, True)
+    )
+    assert stream.usage == whole.usage
+    assert stream.document[0]["prompt_token_ids"] == whole.document["prompt_token_ids"]
+    assert [said.outcome for said in stream.choices] == whole.choices
+    assert all(said.ids for said in whole.choices)
+    assert all(bool(said.entries) == bool(fields.get("logprobs")) for said in whole.choices)
 
 
 @pytest.mark.parametrize(
-    ("options", "num_usage"),
-    [(None, 0), ({"include_usage": True}, 1), ({"include_usage": False}, 0), ({}, 0)],
+    ("options", "has_usage"),
+    [
+        (None, False),
+        ({"include_usage": True}, True),
+        ({"include_usage": False}, False),
+        ({}, False),
+    ],
     ids=["null", "true", "false", "empty"],
 )
 def test_usage_is_streamed_once_when_asked_for_and_never_unasked(
-    live: Live, options: dict[str, bool] | None, num_usage: int
+    live: Live, options: dict[str, bool] | None, has_usage: bool
 ) -> None:
-    chunks = streamed(live, stream_options=options)
-    assert sum("usage" in chunk for chunk in chunks) == num_usage
-    assert all(chunk["choices"] for chunk in chunks[: len(chunks) - num_usage])
+    reply = streamed(live.chat(stream=True, stream_options=options))
+    assert bool(reply.usage) == has_usage
+    assert reply.said.text or reply.said.reasoning
 
 
 def test_stream_options_without_a_stream_are_refused(live: Live) -> None:
@@ -174,11 +158,7 @@ def test_every_parameter_of_sampling_is_the_engines_own(
     sent = {**fields, "max_tokens": 30, "return_token_ids": True}
     if name == "default temperature":
         sent["temperature"] = None
-    if stream:
-        chunks = streamed(live, **sent)
-        ids = [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", [])]
-    else:
-        ids = live.chat(**sent).json()["choices"][0]["token_ids"]
+    ids = ask_chat(live, "hi", stream=stream, **sent).said.ids
     biases = {int(token): bias for token, bias in fields.pop("logit_bias", {}).items()}
     expected = oracle_ids(prompt_of("hi"), 30, logit_bias=biases, **fields)
     assert ids == expected
@@ -200,14 +180,8 @@ def test_a_stop_text_ends_a_reply_and_is_not_part_of_it(live: Live) -> None:
     text = live.chat(**asked).json()["choices"][0]["message"]["content"]
     stop = text[20:23]
     for stream in (False, True):
-        if stream:
-            chunks = streamed(live, **asked, stop=stop)
-            found = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
-            reason = chunks[-1]["choices"][0]["finish_reason"]
-        else:
-            (choice,) = live.chat(**asked, stop=[stop]).json()["choices"]
-            found, reason = choice["message"]["content"], choice["finish_reason"]
-        assert (found, reason) == (text[: text.index(stop)], "stop")
+        said = ask_chat(live, "hi", stream=stream, **asked, stop=stop if stream else [stop]).said
+        assert (said.text, said.reasons) == (text[: text.index(stop)], ["stop"])
 
 
 def test_cached_tokens_are_counted_and_salts_keep_prompts_apart() -> None:
@@ -304,8 +278,7 @@ def test_a_constraint_holds_however_narrow_sampling_is(live: Live, hard: dict[st
     whole = live.chat(max_tokens=30, seed=4, **fields).json()["choices"][0]
     assert json.loads(whole["message"]["content"]) in ("alpha", "beta")
     assert whole["finish_reason"] == "stop"
-    parts = [chunk["choices"][0] for chunk in streamed(live, max_tokens=30, seed=4, **fields)]
-    text = "".join(part["delta"].get("content", "") for part in parts)
+    text = ask_chat(live, "hi", stream=True, max_tokens=30, seed=4, **fields).said.text
     assert text == whole["message"]["content"]
     entries = whole["logprobs"]["content"]
     assert len(entries) == len(text)

@@ -15,7 +15,8 @@ from starlette.types import Message, Receive, Scope, Send
 from engine.server.gate import Gate
 from engine.server.settings import ServerConfig
 from tests.effort import effort
-from tests.engine.server.live import CHAT, WAIT_S, Live, chat_body, serving, wait_for
+from tests.engine.server.live import CHAT, Live, chat_body, serving
+from tests.waiting import WAIT_S, wait_for
 
 HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
 BODY = json.dumps(chat_body(max_tokens=2)).encode()
@@ -113,7 +114,7 @@ def test_a_client_that_sends_a_byte_now_and_then_gets_no_more_time(data: bytes) 
 
 def test_bodies_under_way_are_waiting_requests_and_leave_room_when_they_are_ended() -> None:
     with (
-        serving(max_waiting=6, client_timeout_s=LIMIT_S) as live,
+        serving(max_waiting=6, client_timeout_s=3 * LIMIT_S) as live,
         connected(live, 10, HEAD + b"Content-Length: 1000\r\n\r\n{"),
     ):
         wait_for(lambda: live.server._num_reading == 10)

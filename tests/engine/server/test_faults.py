@@ -31,16 +31,15 @@ from tests.engine.server.live import (
     CHAT,
     COMPLETIONS,
     MODEL,
-    WAIT_S,
     Live,
     chat_body,
     engine_of,
     events_of,
     serving,
     tiny_engine,
-    wait_for,
 )
 from tests.engine.server.response_stream import events_of_response
+from tests.waiting import WAIT_S, wait_for
 
 LONG: dict[str, Any] = {"max_tokens": 4000, "ignore_eos": True}
 LONG_RESPONSE: dict[str, Any] = {
@@ -278,7 +277,7 @@ def test_neighbours_go_on_when_clients_leave(live: Live) -> None:
     found: list[Any] = []
 
     def stay() -> None:
-        with httpx2.Client(base_url=live.url, timeout=60) as client:
+        with httpx2.Client(base_url=live.url, timeout=WAIT_S) as client:
             body = chat_body("stay", max_tokens=200, ignore_eos=True)
             found.append(client.post(CHAT, json=body).json()["choices"])
 
@@ -286,7 +285,7 @@ def test_neighbours_go_on_when_clients_leave(live: Live) -> None:
     staying.start()
     for _ in range(10):
         with (
-            httpx2.Client(base_url=live.url, timeout=30) as leaver,
+            httpx2.Client(base_url=live.url, timeout=WAIT_S) as leaver,
             leaver.stream("POST", CHAT, json=chat_body(stream=True, **LONG)) as answer,
         ):
             next(answer.iter_bytes())
@@ -302,7 +301,7 @@ def test_requests_beyond_what_may_wait_get_a_429() -> None:
         with live.client.stream("POST", CHAT, json=chat_body(stream=True, n=2, **LONG)) as answer:
             parts = answer.iter_bytes()
             next(parts)
-            with httpx2.Client(base_url=live.url, timeout=30) as other:
+            with httpx2.Client(base_url=live.url, timeout=WAIT_S) as other:
                 refused = other.post(CHAT, json=chat_body())
         assert refused.status_code == 429
         assert refused.headers["retry-after"]
@@ -324,7 +323,10 @@ def test_a_reply_that_takes_too_long_ends_with_an_error(stream: bool) -> None:
 
 
 def test_a_key_is_asked_for_everywhere_but_at_health() -> None:
-    with serving(api_key="s3cret") as live, httpx2.Client(base_url=live.url) as stranger:
+    with (
+        serving(api_key="s3cret") as live,
+        httpx2.Client(base_url=live.url, timeout=WAIT_S) as stranger,
+    ):
         assert stranger.get("/health").status_code == 200
         for path in ("/v1/models", "/stats", "/metrics", "/nowhere"):
             assert stranger.get(path).status_code == 401
@@ -370,7 +372,7 @@ def test_a_server_that_drains_ends_what_it_began_and_takes_no_more() -> None:
         lines = answer.iter_lines()
         next(lines)
         own.worker.drain()
-        with httpx2.Client(base_url=own.url) as other:
+        with httpx2.Client(base_url=own.url, timeout=WAIT_S) as other:
             assert other.post(CHAT, json=chat_body()).status_code == 503
             assert other.get("/health").json() == {"status": "draining"}
         assert "data: [DONE]" in list(lines)

@@ -31,9 +31,9 @@ from tests.engine.server.live import (
     chat_body,
     events_of,
     serving,
-    wait_for,
 )
 from tests.engine.server.schema_values import near
+from tests.waiting import wait_for
 
 ROUNDS = settings(
     derandomize=True, max_examples=80, deadline=None, suppress_health_check=list(HealthCheck)

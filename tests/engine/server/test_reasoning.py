@@ -11,7 +11,8 @@ from jsonschema import Draft202012Validator
 
 from engine.config import EngineConfig
 from engine.testing import tiny_model
-from tests.engine.server.live import CHAT, Live, chat_body, events_of, serving, tiny_engine
+from tests.engine.server.live import CHAT, Live, chat_body, serving, tiny_engine
+from tests.engine.server.reply import ask
 
 ANSWER = {
     "type": "object",
@@ -42,28 +43,16 @@ def lane(request: pytest.FixtureRequest) -> Iterator[Live]:
 
 
 def message_of(live: Live, *, is_stream: bool, **fields: Any) -> dict[str, Any]:
-    """The message of a reply with its finish reason and usage; a stream's deltas joined."""
-    body = chat_body(**fields)
-    if not is_stream:
-        answer = live.client.post(CHAT, json=body).json()
-        (choice,) = answer["choices"]
-        return choice["message"] | {"reason": choice["finish_reason"], "usage": answer["usage"]}
-    options = {"stream": True, "stream_options": {"include_usage": True}}
-    answer = live.client.post(CHAT, json=body | options)
-    *items, last = events_of(answer.text)
-    assert last == "[DONE]"
-    *chunks, usage = [json.loads(item) for item in items]
-    found: dict[str, Any] = {"usage": usage["usage"]}
-    for chunk in chunks:
-        (choice,) = chunk["choices"]
-        for name in ("content", "reasoning_content"):
-            if choice["delta"].get(name) is not None:
-                found[name] = found.get(name, "") + choice["delta"][name]
-        has_reasoned = bool(choice["delta"].get("reasoning_content"))
-        assert not (has_reasoned and choice["delta"].get("content")), "both in one delta"
-        assert not (has_reasoned and found.get("content")), "reasoning behind content"
-        found["reason"] = choice["finish_reason"]
-    return found
+    """The message of a reply, whole or as its stream adds up, with its finish reason and usage."""
+    reply = ask(live, CHAT, chat_body(**fields), stream=is_stream)
+    said = reply.said
+    (reason,) = said.reasons
+    return {
+        "content": said.text,
+        "reasoning_content": said.reasoning,
+        "reason": reason,
+        "usage": reply.usage,
+    }
 
 
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
@@ -112,6 +101,7 @@ def test_reasoning_is_left_out_where_it_is_not_wanted(live: Live, is_stream: boo
     told = message_of(live, include_reasoning=True, **asked)
     untold = message_of(live, include_reasoning=False, **asked)
     assert told.pop("reasoning_content")
+    assert untold.pop("reasoning_content") is None
     assert untold["usage"].pop("speculation")
     assert told["usage"].pop("speculation")
     for usage in (told["usage"], untold["usage"]):

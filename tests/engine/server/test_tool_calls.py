@@ -20,6 +20,7 @@ from tests.engine.server.calling import (
     named,
 )
 from tests.engine.server.live import Live, serving
+from tests.engine.server.reply import choice_of
 
 
 @pytest.mark.parametrize(
@@ -77,15 +78,9 @@ def test_a_reply_that_must_call_does_and_says_nothing_else(
 def test_a_stream_adds_up_to_the_whole_reply(either: Live, fields: dict[str, Any]) -> None:
     whole = answered(either, **fields, return_token_ids=True)
     parts = collected(either, **fields, return_token_ids=True)
-    assert len(parts) == len(whole["choices"])
-    for part, choice in zip(parts, whole["choices"], strict=True):
-        message = choice["message"]
-        assert [(call["name"], call["arguments"]) for call in part["calls"]] == calls_of(choice)
-        assert part.get("content", "") == (message["content"] or "")
-        assert part.get("reasoning_content") == message.get("reasoning_content")
-        assert part["finish_reason"] == choice["finish_reason"]
-        assert part["ids"] == choice["token_ids"]
-        assert part["entries"] == (choice["logprobs"] or {}).get("content", [])
+    assert [part.outcome for part in parts] == [choice_of(item) for item in whole["choices"]]
+    assert all(part.ids for part in parts)
+    assert all(bool(part.entries) == bool(fields.get("logprobs")) for part in parts)
 
 
 def test_a_model_that_calls_by_itself_is_heard_with_its_text_and_several_calls(
@@ -104,7 +99,7 @@ def test_a_model_that_calls_by_itself_is_heard_with_its_text_and_several_calls(
     assert calls_of(one) == calls[:1]
     assert one["finish_reason"] == "tool_calls"
     (streamed,) = collected(hermes, **TWO_CALLS)
-    assert [(call["name"], call["arguments"]) for call in streamed["calls"]] == calls
+    assert streamed.calls == calls
 
 
 def test_text_before_a_call_is_content(hermes: Live) -> None:
@@ -127,17 +122,14 @@ def test_a_cut_call_is_length_and_never_tool_calls(either: Live) -> None:
     ((_, arguments),) = calls_of(full["choices"][0])
     total = full["usage"]["completion_tokens"]
     for most in (*range(1, total - 1, 6), total - 1, total):
-        for answer in (
-            answered(either, **(fields | {"max_tokens": most}))["choices"][0],
+        for said in (
+            choice_of(answered(either, **(fields | {"max_tokens": most}))["choices"][0]),
             collected(either, **(fields | {"max_tokens": most}))[0],
         ):
-            assert answer["finish_reason"] == ("length" if most < total else "tool_calls")
-            calls = answer.get("calls")
-            if calls is None:
-                calls = [call["function"] for call in answer["message"].get("tool_calls", [])]
-            assert all(call["name"] == "get_weather" for call in calls)
-            assert all(arguments.startswith(call["arguments"]) for call in calls)
-            assert not (answer.get("message") or answer).get("content")
+            assert said.reasons == ["length" if most < total else "tool_calls"]
+            assert all(name == "get_weather" for name, _ in said.calls)
+            assert all(arguments.startswith(part) for _, part in said.calls)
+            assert not said.text
     assert answered(either, **(fields | {"max_tokens": 9}))["usage"]["conformance"] == "failed"
 
 
@@ -159,7 +151,7 @@ def test_a_stop_text_behind_a_whole_call_is_still_a_stop(hermes: Live) -> None:
     check_call(*call)
     assert choice["finish_reason"] == "stop"
     (streamed,) = collected(hermes, **fields)
-    assert streamed["finish_reason"] == "stop"
+    assert streamed.reasons == ["stop"]
 
 
 def test_lanes_and_drafts_do_not_change_what_is_called() -> None:
@@ -190,7 +182,7 @@ def test_reasoning_comes_before_calls(thinker: Live) -> None:
         check_call(*call)
         assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
         (streamed,) = collected(thinker, **fields, temperature=1, seed=seed)
-        assert streamed.get("reasoning_content") == choice["message"].get("reasoning_content")
+        assert streamed.reasoning == choice["message"].get("reasoning_content")
 
 
 def test_a_choice_of_none_shows_no_tools_and_calls_none(either: Live) -> None:

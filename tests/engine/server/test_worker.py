@@ -11,7 +11,8 @@ from engine.request import Request
 from engine.server.problem import HttpError
 from engine.server.worker import EngineWorker, Job, State, Told
 from engine.testing import request_for, tiny_model
-from tests.engine.server.live import tiny_engine, wait_for
+from tests.engine.server.live import tiny_engine
+from tests.waiting import wait_for
 
 
 def long() -> Request:

@@ -11,8 +11,9 @@ import pytest
 
 from engine.loop import Engine
 from tests.engine.server.cases.echo import echo_model, knowing_drafter, prompt_ids
-from tests.engine.server.cases.reply import MODES, ask_chat, ask_ids, streamed
 from tests.engine.server.live import CHAT, COMPLETIONS, LANES, Live, chat_body, serving
+from tests.engine.server.reply import MODES, ask_chat, ask_ids, streamed
+from tests.waiting import WAIT_S
 
 CONTEXT = 160
 
@@ -87,7 +88,7 @@ def test_neighbours_of_a_refused_prompt_go_on(narrow: Live) -> None:
     body["return_token_ids"] = True
     alone = ask_chat(narrow, text, stream=True, max_tokens=70)
     with (
-        httpx2.Client(base_url=narrow.url, timeout=30) as neighbour,
+        httpx2.Client(base_url=narrow.url, timeout=WAIT_S) as neighbour,
         neighbour.stream("POST", CHAT, json=body) as answer,
     ):
         refused = narrow.chat(text_of(10 * CONTEXT))

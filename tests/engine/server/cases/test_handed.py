@@ -12,7 +12,10 @@ import pytest
 
 from tests.engine.grammar.test_cases import CASES, KNOWN_DIFFERENCES
 from tests.engine.server.cases.echo import pieces
-from tests.engine.server.cases.reply import (
+from tests.engine.server.cases.test_http import answered
+from tests.engine.server.cases.test_schemas import is_valid, writings
+from tests.engine.server.live import CHAT, MODEL, Live, chat_body, engine_of
+from tests.engine.server.reply import (
     LANES,
     MODES,
     ask,
@@ -21,9 +24,6 @@ from tests.engine.server.cases.reply import (
     streamed,
     whole,
 )
-from tests.engine.server.cases.test_http import answered
-from tests.engine.server.cases.test_schemas import is_valid, writings
-from tests.engine.server.live import CHAT, MODEL, Live, chat_body, engine_of
 
 pytestmark = pytest.mark.skipif(not CASES.is_dir(), reason="the collected cases are not here")
 

@@ -19,7 +19,8 @@ import pytest
 from tests.effort import effort
 from tests.engine.grammar import test_accepts, test_formats, test_numbers, test_refusals
 from tests.engine.server.cases.echo import prompt_ids
-from tests.engine.server.cases.reply import (
+from tests.engine.server.live import CHAT, Live, chat_body, engine_of
+from tests.engine.server.reply import (
     LANES,
     MODES,
     Said,
@@ -28,7 +29,6 @@ from tests.engine.server.cases.reply import (
     schema_format,
     streamed,
 )
-from tests.engine.server.live import CHAT, Live, chat_body, engine_of
 
 MAX_PROMPTS = 16
 SPARE = 24

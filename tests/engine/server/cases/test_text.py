@@ -9,7 +9,8 @@ import httpx2
 import pytest
 
 from tests.engine.server.cases.echo import BEGIN, ENDS, SPLIT, pieces, prompt_ids
-from tests.engine.server.cases.reply import (
+from tests.engine.server.live import CHAT, COMPLETIONS, Live, chat_body
+from tests.engine.server.reply import (
     LANES,
     MODES,
     Said,
@@ -17,7 +18,7 @@ from tests.engine.server.cases.reply import (
     ask_ids,
     schema_format,
 )
-from tests.engine.server.live import CHAT, COMPLETIONS, Live, chat_body, wait_for
+from tests.waiting import WAIT_S, wait_for
 
 in_every_lane = pytest.mark.parametrize("lane", LANES)
 in_both_modes = pytest.mark.parametrize("mode", MODES)
@@ -111,7 +112,7 @@ def test_a_client_may_leave_while_text_is_held_back(echo: Live) -> None:
         pieces("ab", " c"), stream=True, stop=[" cd"], ignore_eos=True, max_tokens=3000
     )
     with (
-        httpx2.Client(base_url=echo.url, timeout=30) as leaver,
+        httpx2.Client(base_url=echo.url, timeout=WAIT_S) as leaver,
         leaver.stream("POST", CHAT, json=body) as answer,
     ):
         lines = answer.iter_lines()

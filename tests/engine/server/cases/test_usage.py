@@ -9,8 +9,8 @@ import pytest
 
 from engine.testing import tiny_model
 from tests.engine.server.cases.echo import alias, prompt_ids
-from tests.engine.server.cases.reply import LANES, MODES, Reply, ask_chat, schema_format
 from tests.engine.server.live import CHAT, Live, chat_body, events_of
+from tests.engine.server.reply import LANES, MODES, Reply, ask_chat, schema_format
 
 LOOK = {
     "name": "look",
