@@ -11,13 +11,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from engine.document import DocumentError, read_document
 from engine.request import FinishReason
-from harness.validation import schema_check
+
+if TYPE_CHECKING:
+    from harness.validation import SchemaCheck
 
 CONFIDENCE = 0.95
+
+NEGLIGIBLE = 1e-20
+"""Share of a sum's largest term below which a term changes nothing."""
 
 GateStatus = Literal["pass", "fail", "incomplete"]
 
@@ -106,8 +111,11 @@ def grade_reply(
     Raises:
         SchemaError: `schema` is not valid.
     """
+    # Imported here alone: its format checkers take a second or more, which no report needs.
+    from harness.validation import schema_check
+
     check = schema_check(schema)
-    verdict = _judge_ending(text, finish_reason, error) or _judge_document(text or "", schema)
+    verdict = _judge_ending(text, finish_reason, error) or _judge_document(text or "", check)
     if verdict.outcome is Outcome.OK and is_accepting is False:
         verdict = _Verdict(Outcome.NOT_ACCEPTED, "the matcher refused the end", verdict.document)
     wanted, found = dict(_leaves(expected or {})), dict(_leaves(verdict.document))
@@ -188,12 +196,12 @@ def _judge_ending(
     return None
 
 
-def _judge_document(text: str, schema: Mapping[str, Any]) -> _Verdict:
+def _judge_document(text: str, check: SchemaCheck) -> _Verdict:
     try:
         document = read_document(text)
     except DocumentError as error:
         return _Verdict(Outcome(error.fault), str(error))
-    broken = schema_check(schema).first_error(document)
+    broken = check.first_error(document)
     if broken is not None:
         return _Verdict(Outcome.SCHEMA_INVALID, broken, document)
     return _Verdict(Outcome.OK, document=document)
@@ -239,13 +247,19 @@ def _equal(found: Any, wanted: Any) -> bool:
 
 def _tail(ok: int, n: int, p: float) -> float:
     """Return the probability of at least `ok` successes in `n` trials, each of probability p."""
-    return math.fsum(
-        math.exp(
+    terms: list[float] = []
+    peak = 0.0
+    for bad in range(n - ok, -1, -1):
+        term = math.exp(
             math.lgamma(n + 1)
             - math.lgamma(bad + 1)
             - math.lgamma(n - bad + 1)
             + bad * math.log1p(-p)
             + (n - bad) * math.log(p)
         )
-        for bad in range(n - ok + 1)
-    )
+        # Terms rise to one peak and fall: once one is lost in rounding, so are all that follow.
+        peak = max(peak, term)
+        if term < NEGLIGIBLE * peak:
+            break
+        terms.append(term)
+    return math.fsum(terms)

@@ -18,12 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.oracle import LawfulDraw
 from harness.store.rows import LawRow, RequestRow
+
+if TYPE_CHECKING:
+    from engine.oracle import LawfulDraw
 
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 0.9, 1.1, 1.35, 2.0, 4.0)
 """Powers of the law that its rivals are; the ratio of neighbours bounds what stays unseen."""
