@@ -343,7 +343,7 @@ def conclude(store: EvalStore, run_id: str, outcome: Outcome, places: Places) ->
     problems = [] if outcome.save is None else [outcome.save.reason, again]
     unsaved = _stored_verdict(store, run_id, is_unsaved=bool(problems))
     problems = problems or unsaved
-    report = build_report(store.load_run(run_id))
+    report = build_report(store.load_report(run_id))
     code = gates.exit_code(report.gates, is_unsaved=bool(problems))
     report = replace(report, exit_code=code)
     written = _written_reports(report, places)
@@ -377,7 +377,7 @@ def resume_hint(run_id: str, places: Places) -> str:
 def _stored_verdict(store: EvalStore, run_id: str, *, is_unsaved: bool) -> list[str]:
     """Store gates, ratios and the end of the run; return what the database did not take."""
     saves = [store.record_gates(run_id, gates.evaluate(store.load_run(run_id)))]
-    report = build_report(store.load_run(run_id))
+    report = build_report(store.load_report(run_id))
     saves.append(store.record_comparisons(run_id, comparison_rows(report)))
     saves.append(
         store.finish_run(
