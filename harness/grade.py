@@ -111,11 +111,7 @@ def grade_reply(
     Raises:
         SchemaError: `schema` is not valid.
     """
-<<<<<<< HEAD
-    # Here alone: it takes two seconds, and reports ask for outcomes that were graded long ago.
-=======
     # Imported here alone: its format checkers take a second or more, which no report needs.
->>>>>>> archive
     from harness.validation import schema_check
 
     check = schema_check(schema)
