@@ -273,6 +273,8 @@ def new_run(matrix: Matrix) -> RunRow:
     """Return the row of a run that is about to begin on this machine."""
     machine, git, choices = read_machine(), git_state(), matrix.choices
     amounts, run_id = choices.amounts(), new_id()
+    # before the memory is measured, which keeps all cores busy for a moment
+    refusals = preflight(machine, sample(run_id, "preflight"))
     return RunRow(
         run_id=run_id,
         created_at=utc_now(),
@@ -295,7 +297,7 @@ def new_run(matrix: Matrix) -> RunRow:
             "target": choices.target,
             "memory_bandwidth_gb_s": None if choices.is_remote else memory_bandwidth_gb_s(),
         },
-        machine_refusals=preflight(machine, sample(run_id, "preflight")),
+        machine_refusals=refusals,
     )
 
 
