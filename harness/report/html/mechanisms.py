@@ -14,9 +14,12 @@ from harness.report.html.words import name, note, prose
 from harness.report.mechanisms import (
     GRAMMAR,
     GRAMMAR_LEGEND,
+    HISTOGRAM_LEGEND,
     acceptance_columns,
     acceptance_rows,
     grammar_rows,
+    histogram_columns,
+    histogram_rows,
 )
 
 HEIGHT = 56
@@ -49,7 +52,18 @@ def acceptance(report: RunReport) -> Content:
     if not rows:
         return note(NONE_LINE)
     label = "drafts by cell, and the share accepted at each position"
-    return (_bars(report), shown_table(label, acceptance_columns(report), rows, heads=3))
+    table = shown_table(label, acceptance_columns(report), rows, heads=3)
+    return (_bars(report), table, _histogram(report))
+
+
+def _histogram(report: RunReport) -> Content:
+    """Return how many drafts a call accepted, where any cell tells."""
+    rows = histogram_rows(report)
+    if not rows:
+        return None
+    label = "calls by how many drafts they accepted"
+    table = shown_table(label, histogram_columns(report), rows, heads=3)
+    return (table, note(prose(HISTOGRAM_LEGEND)))
 
 
 def _bars(report: RunReport) -> Content:

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlite_utils import Database
 
-from harness.report import build_report, to_json, to_markdown
-from harness.report.attribution import BANDWIDTH, OTHER, PARTS, mean_length, step_time
+from harness.report import build_report, to_html, to_json, to_markdown
+from harness.report.attribution import BANDWIDTH, OTHER, PARTS, step_time
 from harness.report.figures import Acceptance, CellFigures
+from harness.report.mechanisms import histogram_rows
+from harness.report.step_section import roofline_rows, step_rows
 from harness.store import EvalStore, TrialRow
 from tests.harness.report.full_run import full_run
 from tests.harness.store.sample_run import Sample, reply
@@ -186,11 +188,25 @@ def test_without_a_bandwidth_only_the_bytes_are_told(tmp_path: Path) -> None:
     assert line == {"bandwidth_gb_s": None, "bound_tok_s": None, "share": None}
 
 
-def test_the_mean_length_weighs_a_reply_by_its_tokens() -> None:
-    short = reply(ids=range(2), prompt_tokens=100)
-    long = reply(ids=range(6), prompt_tokens=10)
-    assert mean_length([short, long]) == (2 * 101 + 6 * 13) / 8
-    assert mean_length([reply(ids=())]) is None
+def test_the_mean_length_weighs_a_reply_by_its_tokens(tmp_path: Path) -> None:
+    sample = Sample()
+    lines = [
+        reply("short", ids=range(2), prompt_tokens=100),
+        reply("long", ids=range(6), prompt_tokens=10),
+        reply("none", ids=(), prompt_tokens=1_000),
+    ]
+    sample.add("serial", replies=lines, **READS)
+    figures, _ = cell_of(sample, tmp_path, "serial")
+    assert figures.roofline is not None
+    length = (2 * 101 + 6 * 13) / 8
+    assert figures.roofline.bytes_per_token == 1_000_000 + 500 + 1_000 * length
+
+
+def test_replies_without_tokens_give_no_bound(tmp_path: Path) -> None:
+    sample = Sample()
+    sample.add("serial", replies=[reply(ids=())], **READS)
+    figures, _ = cell_of(sample, tmp_path, "serial")
+    assert figures.roofline is None
 
 
 def test_markdown_names_every_part_and_the_bound(tmp_path: Path) -> None:
@@ -202,6 +218,18 @@ def test_markdown_names_every_part_and_the_bound(tmp_path: Path) -> None:
         assert f"{word}" in section.splitlines()[2]
     assert "| 100 | 40.000 | 1.000 | 2.000 | 5.000 | 20.000 | 0.000 | 3.000 | 4.000 |" in section
     assert "| 20.0 | 1.01 | 2.0 | 1971 | 1 % |" in section
+
+
+def test_html_shows_the_same_figures(tmp_path: Path) -> None:
+    sample = Sample(run={"environment": {BANDWIDTH: 2.0}})
+    lines = [reply(ids=range(10), drafted=8, accepted=3, target_calls=6)]
+    sample.add("serial+spec", replies=lines, accepts=[(6, 3), (2, 0)], **TIMES, **READS)
+    report = build_report(sample.load(tmp_path))
+    text = to_html(report)
+    for rows in (step_rows(report), roofline_rows(report), histogram_rows(report)):
+        assert rows
+        for figure in rows[0][3:]:
+            assert f">{figure}<" in text
 
 
 def test_a_database_from_before_opens_and_reports_what_it_has(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from html import unescape
 from itertools import pairwise
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def harmless(store: EvalStore) -> str:
 
 def test_sections_come_in_the_order_of_the_markdown_report(report: RunReport) -> None:
     headings = re.findall(r"<h2[^>]*>([^<]*)</h2>", to_html(report))
-    assert headings == re.findall(r"^## (.*)$", to_markdown(report), re.MULTILINE)
+    assert list(map(unescape, headings)) == re.findall(r"^## (.*)$", to_markdown(report), re.MULTILINE)
 
 
 def test_the_banner_says_the_verdict_and_every_reason(report: RunReport) -> None:
