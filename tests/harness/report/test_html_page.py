@@ -65,7 +65,8 @@ def harmless(store: EvalStore) -> str:
 
 def test_sections_come_in_the_order_of_the_markdown_report(report: RunReport) -> None:
     headings = re.findall(r"<h2[^>]*>([^<]*)</h2>", to_html(report))
-    assert list(map(unescape, headings)) == re.findall(r"^## (.*)$", to_markdown(report), re.MULTILINE)
+    told = re.findall(r"^## (.*)$", to_markdown(report), re.MULTILINE)
+    assert list(map(unescape, headings)) == told
 
 
 def test_the_banner_says_the_verdict_and_every_reason(report: RunReport) -> None:
