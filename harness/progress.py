@@ -71,15 +71,18 @@ class TimeLeft:
 
 
 def spoken(seconds: float | None) -> str:
+    """Return the time that is left as people say it, e.g. `about 4 min 10 s left`."""
+    return "time left not known yet" if seconds is None else f"about {duration(seconds)} left"
+
+
+def duration(seconds: float) -> str:
     """Return a duration as people say it, e.g. `4 min 10 s`."""
-    if seconds is None:
-        return "time left not known yet"
     whole = max(0, round(seconds))
     if whole < 60:
-        return f"about {whole} s left"
+        return f"{whole} s"
     if whole < 3600:
-        return f"about {whole // 60} min {whole % 60:02d} s left"
-    return f"about {whole // 3600} h {whole % 3600 // 60:02d} min left"
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
 class LineProgress:

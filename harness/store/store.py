@@ -14,6 +14,7 @@ from engine.errors import UnknownNameError
 from harness.store import reads, writes
 from harness.store.codec import encode, to_json
 from harness.store.connection import Connection, StoreError
+from harness.store.history import PastCell, past_cells
 from harness.store.loaded import RunData
 from harness.store.rows import (
     ComparisonRow,
@@ -124,6 +125,10 @@ class EvalStore:
     def list_runs(self, limit: int = 50) -> tuple[RunRow, ...]:
         """Return the newest runs, newest first."""
         return self._connection.read(lambda raw: reads.newest_runs(raw, limit))
+
+    def past_cells(self, run_id: str) -> tuple[PastCell, ...]:
+        """Return what the cells of a run took, for those that plan the next one."""
+        return self._connection.read(lambda raw: past_cells(raw, run_id))
 
     def pending_trials(self, run_id: str) -> tuple[TrialRow, ...]:
         """Return the trials that still have to run, by block and order in it."""

@@ -74,11 +74,13 @@ class End:
     Args:
         code: exit code, or minus the signal that ended it.
         events: calls and returns that were counted, 0 where it was killed or none were.
+        trials: how many had been counted when each trial began.
         out: what it printed.
     """
 
     code: int
     events: int
+    trials: tuple[int, ...]
     seconds: float
     out: str
 
@@ -133,15 +135,18 @@ class Nursery:
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([asdict(life) for life in lives]) + "\n")
         self._process.stdin.flush()
-        return [End(**end) for end in json.loads(self._process.stdout.readline())]
+        ends = json.loads(self._process.stdout.readline())
+        return [End(**{**end, "trials": tuple(end["trials"])}) for end in ends]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(timeout=60)
+        self._process.wait(timeout=LIMIT_S)
+        self._process.stdout.close()
 
 
 def _serve() -> None:
@@ -176,9 +181,10 @@ def _end(pid: int, out: Path, started_s: float) -> End:
     _, status = os.waitpid(pid, 0)
     seconds = time.monotonic() - started_s
     text = out.read_text(encoding="utf-8") if out.exists() else ""
-    events = text.rpartition("events: ")[2] if "events: " in text else "0"
+    counts = text.rpartition("events: ")[2].split() if "events: " in text else ["0"]
+    *trials, events = map(int, counts)
     code = os.waitstatus_to_exitcode(status)
-    return End(code=code, events=int(events), seconds=seconds, out=text)
+    return End(code=code, events=events, trials=tuple(trials), seconds=seconds, out=text)
 
 
 def _be(life: Life, out: Path) -> None:
@@ -200,11 +206,13 @@ def _session(life: Life) -> int:
     if life.file_limit:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (life.file_limit, life.file_limit))
-    count = 0
+    count, trials = 0, []
 
-    def watch(_frame: FrameType, _event: str, _what: Any) -> None:
+    def watch(frame: FrameType, event: str, _what: Any) -> None:
         nonlocal count
         count += 1
+        if event == "call" and frame.f_code is Varied.run.__code__:
+            trials.append(count)
         if count == life.at_event:
             os.kill(os.getpid(), life.signal)
 
@@ -216,7 +224,8 @@ def _session(life: Life) -> int:
         return 130
     finally:
         sys.setprofile(None)
-    sys.stdout.write("\n".join([*concluded.notes, f"events: {count}"]))
+    counts = " ".join(map(str, [*trials, count]))
+    sys.stdout.write("\n".join([*concluded.notes, f"events: {counts}"]))
     return concluded.exit_code
 
 

@@ -37,7 +37,7 @@ def undisturbed(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> t
     (timed,) = nursery.run(Life(folder=str(folder)))
     assert (counted.code, timed.code) == (exit_codes.PASS, exit_codes.PASS), timed.out
     assert counted.events > 1000
-    return replace(timed, events=counted.events), loaded(folder)[0]
+    return replace(counted, seconds=timed.seconds), loaded(folder)[0]
 
 
 def loaded(folder: Path, is_finished: bool = True) -> list[RunData]:
@@ -97,10 +97,19 @@ def planned_rows(data: RunData) -> list[TrialRow]:
     return [item.row for item in plan_trials(matrix, data.run.run_id, models)]
 
 
+def disturbed(life: Life, number: int, whole: End, draw: random.Random) -> Life:
+    """A life that ends by the clock, at any place of the program, or at one of its trials."""
+    if number % 4 == 0:
+        return replace(life, after_s=draw.uniform(0.001, whole.seconds))
+    if number % 4 == 1:
+        return replace(life, at_event=draw.randint(1, whole.events))
+    return replace(life, at_event=draw.randint(whole.trials[0], whole.trials[-1]))
+
+
 def test_kill_9_at_50_random_points_loses_and_doubles_nothing(
     tmp_path: Path, nursery: Nursery, undisturbed: tuple[End, RunData]
 ) -> None:
-    """By place in the program and by the clock; every other life goes on with the run before."""
+    """Each life goes on with the run that the one before it left."""
     whole, expected = undisturbed
     draw, kills, run_id, done = random.Random(11), 0, "", set[str]()
     midway = 0
@@ -108,10 +117,8 @@ def test_kill_9_at_50_random_points_loses_and_doubles_nothing(
         if kills >= NUM_KILLS and not run_id:
             break
         life = Life(folder=str(tmp_path), resume=run_id)
-        if kills < NUM_KILLS and kills % 2:
-            life = replace(life, at_event=draw.randint(1, whole.events))
-        elif kills < NUM_KILLS:
-            life = replace(life, after_s=draw.uniform(0.001, whole.seconds))
+        if kills < NUM_KILLS:
+            life = disturbed(life, kills, whole, draw)
         (end,) = nursery.run(life)
         assert end.code in (-signal.SIGKILL, exit_codes.PASS), end.out
         kills += end.code == -signal.SIGKILL
