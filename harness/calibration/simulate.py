@@ -8,7 +8,6 @@ from the modules that serve real runs; only the speeds are drawn.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -105,7 +104,7 @@ class Tally:
     """
 
     sessions: int = 0
-    verdicts: Counter[str] = field(default_factory=Counter)
+    verdicts: dict[str, int] = field(default_factory=dict)
     by_noise_floor: int = 0
     by_spread: int = 0
     excludes_one: int = 0
@@ -113,7 +112,7 @@ class Tally:
 
     def share(self, *verdicts: str) -> float:
         """Return the share of all sessions that gave one of the verdicts."""
-        return sum(self.verdicts[verdict] for verdict in verdicts) / self.sessions
+        return sum(self.verdicts.get(verdict, 0) for verdict in verdicts) / self.sessions
 
     @property
     def different(self) -> float:
@@ -131,7 +130,8 @@ class Tally:
         assert ratio.low is not None
         assert ratio.high is not None
         self.sessions += 1
-        self.verdicts[ratio.verdict or "refused"] += 1
+        word = ratio.verdict or "refused"
+        self.verdicts[word] = self.verdicts.get(word, 0) + 1
         self.by_noise_floor += is_noise
         self.by_spread += len(ratio.refusals) > is_noise
         self.excludes_one += ratio.low > 1 or ratio.high < 1
