@@ -18,7 +18,9 @@ DEFAULT_WORKLOADS = ("short-chat", "json-extract", "long-form")
 DEFAULT_PRESET = "quick"
 GATE_PRESET = "gate"
 GATE_CELLS = tuple(f"{name}@{FIXED}" if "spec" in name else name for name in CORE_CELLS)
-"""What `fm gate --base` measures when no cells are named: drafts whose counts are the same each time."""
+GATE_WORKLOADS = ("json-extract",)
+"""What `fm gate --base` measures when nothing is named: free text and documents on one workload,
+with drafts whose counts are the same each time."""
 
 TARGETS = {
     "in-process": "engines in this process",

@@ -108,13 +108,12 @@ def _compared(
 
 def _choices(context: click.Context) -> Choices:
     """Return the choices; without a word about it, the cells and the amounts of a gate."""
-    from harness.choices import GATE_CELLS, GATE_PRESET
+    from harness.choices import GATE_CELLS, GATE_PRESET, GATE_WORKLOADS
 
-    kept = context.meta[CHOSEN]
-    if not _is_given(context, "cells"):
-        kept["cells"] = GATE_CELLS
-    if not _is_given(context, "preset"):
-        kept["preset"] = GATE_PRESET
+    usual = {"cells": GATE_CELLS, "workloads": GATE_WORKLOADS, "preset": GATE_PRESET}
+    for name, value in usual.items():
+        if not _is_given(context, name):
+            context.meta[CHOSEN][name] = value
     return choices_of(context)
 
 

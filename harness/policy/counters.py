@@ -157,7 +157,8 @@ def _cell_count(index: RunIndex, place: Place, twin: Place, name: str) -> Count:
     head: int | None
     base: int | None
     if name == "changed_replies":
-        head, base = _changed(index, ours, theirs), 0
+        head = _changed(index, ours, theirs)
+        base = None if head is None else 0
     else:
         head, base = (
             counter.read(trials, list(index.measured(trials))) for trials in (ours, theirs)

@@ -10,8 +10,12 @@ two trials of a cell might as well have changed places, in every block and cell 
 the run would then have shown is known: the same log-ratios with other signs. The largest of all
 statistics over many such draws is what chance can do (Westfall and Young, Resampling-Based Multiple
 Testing, 1993). No law of the noise is assumed, and no equal noise. Log-ratios are cut at a few
-times their usual size, the same in the run and in the draws, so that an outlier hides little. Ranks cell by cell could never decide: 7 blocks give no p below 1/128, and 24 cells at 5 %
-need 1/480. The mean over all cells is a comparison of its own: it finds a change that all share and
+times their usual size, the same in the run and in the draws, so that an outlier hides little. That
+blocks run in pairs of opposite order makes a steady drift cancel in the run and not in the draws:
+it costs power and no error.
+
+Ranks cell by cell could never decide: 7 blocks give no p below 1/128, and 24 cells at 5 % need
+1/480. The mean over all cells is a comparison of its own: it finds a change that all share and
 that is too small to be seen in one.
 """
 

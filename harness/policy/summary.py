@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from harness.exit_codes import WORDS
 from harness.policy.family import Effect
 from harness.policy.judge import decisive
 from harness.policy.judgement import Finding, Judgement
-from harness.report.gfm import bullets, escape, table
-from harness.report.numbers import DASH, change, fixed, percent
+from harness.report.gfm import bullets, code_block, escape, table
+from harness.report.numbers import DASH, change, counted, fixed, percent
 
 HEADINGS = {
     "fail": "Failed",
@@ -30,9 +31,9 @@ def to_markdown(judgement: Judgement) -> str:
         bullets(judgement.notes),
     ]
     for status, findings in decisive(judgement).items():
-        parts += [f"## {HEADINGS[status]}", bullets(map(_line, findings))]
+        parts += [f"## {HEADINGS[status]}", bullets(_gathered(findings))]
     parts += [part for part in _tables(judgement) if part]
-    parts += ["## Again", f"    {' '.join(run.command.split())}"]
+    parts += ["## Again", code_block(run.command)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -40,8 +41,7 @@ def to_lines(judgement: Judgement) -> Iterator[str]:
     """Yield what a terminal shows: the verdict, and each finding that decides and did not pass."""
     yield from judgement.notes
     for status, findings in decisive(judgement).items():
-        for finding in findings:
-            yield f"{status}: {_line(finding)}"
+        yield from (f"{status}: {line}" for line in _gathered(findings))
     hard = [item for item in judgement.findings if item.is_hard]
     passed = sum(item.status == "pass" for item in hard)
     told = len(judgement.findings) - len(hard)
@@ -49,6 +49,14 @@ def to_lines(judgement: Judgement) -> Iterator[str]:
         f"gate: {WORDS[judgement.verdict]}, {passed} of {len(hard)} findings passed, {told} more "
         f"are advisory (run {judgement.run.run_id}, policy {judgement.policy})"
     )
+
+
+def _gathered(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield a line for each finding; those that the machine refused share one for each reason."""
+    yield from (_line(finding) for finding in findings if finding.status != "refused")
+    reasons = Counter(finding.detail for finding in findings if finding.status == "refused")
+    for reason, count in reasons.items():
+        yield f"{counted(count, 'comparison')} of times: {reason}"
 
 
 def _line(finding: Finding) -> str:
