@@ -14,6 +14,7 @@ import click
 
 from engine.errors import FmError
 from harness import exit_codes
+from harness.commands.compare import compare
 from harness.commands.doctor import doctor
 from harness.commands.models import models, pull
 from harness.commands.promote import promote
@@ -34,6 +35,7 @@ COMMANDS: tuple[click.Command, ...] = (
     plan,
     report,
     promote,
+    compare,
     models,
     pull,
     doctor,
