@@ -14,6 +14,7 @@ import click
 
 from engine.errors import FmError
 from harness import exit_codes
+from harness.commands.compare import compare
 from harness.commands.doctor import doctor
 from harness.commands.gate import gate
 from harness.commands.models import models, pull
@@ -36,6 +37,7 @@ COMMANDS: tuple[click.Command, ...] = (
     report,
     promote,
     gate,
+    compare,
     models,
     pull,
     doctor,
