@@ -242,6 +242,11 @@ class TrialRow:
         """False where a server was measured that tells nothing of its decode steps."""
         return self.client_stream_s is None or self.decode_steps is not None
 
+    @property
+    def was_never_full(self) -> bool:
+        """True where decode steps were told, and none of them had all rows of the cell."""
+        return self.decode_steps is not None and self.aggregate_tokens == 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRow:
