@@ -8,7 +8,7 @@ from harness import gates as gate_rules
 from harness.report.cells import CellReader
 from harness.report.figures import Against, GateSummary, Group, RunReport
 from harness.report.incidents import failures, near_ties, skips
-from harness.report.refusals import noise_refusals, unquotable
+from harness.report.refusals import cached_reasons, noise_refusals, unquotable
 from harness.store.index import Place, RunIndex
 from harness.store.loaded import RunData
 from harness.store.rows import ComparisonRow, GateRow, GateStatus
@@ -24,11 +24,12 @@ def build_report(data: RunData) -> RunReport:
     refusals = (*data.run.machine_refusals, *noise_refusals(noise, data.run.blocks))
     groups = tuple(_groups(index, CellReader(index, gates, refusals), noise))
     summaries = tuple(_summaries(gates))
+    against_quoting = (*refusals, *cached_reasons(data.blocks))
     stored = data.run.exit_code
     return RunReport(
         run=data.run,
         exit_code=gate_rules.exit_code(gates) if stored is None else stored,
-        unquotable_reasons=unquotable(data.run, summaries, groups, refusals),
+        unquotable_reasons=unquotable(data.run, summaries, groups, against_quoting),
         refusals=refusals,
         gates=gates,
         summaries=summaries,

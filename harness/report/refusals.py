@@ -65,6 +65,19 @@ def cell_refusals(place: Place, blocks: Sequence[BlockRow], gates: Sequence[Gate
     return reasons
 
 
+def cached_reasons(blocks: Sequence[BlockRow]) -> tuple[str, ...]:
+    """Return a reason for each cell whose prompts were not all computed."""
+    sums: dict[tuple[str, str, str], int] = {}
+    for block in blocks:
+        place = (block.model, block.workload, block.cell)
+        sums[place] = sums.get(place, 0) + block.cached_tokens
+    return tuple(
+        f"{cell} on {model} {workload}: {count} prompt tokens came from a cache"
+        for (model, workload, cell), count in sorted(sums.items())
+        if count
+    )
+
+
 def unquotable(
     run: RunRow, gates: Sequence[GateSummary], groups: Sequence[Group], refusals: Sequence[str]
 ) -> tuple[str, ...]:
