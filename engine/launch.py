@@ -42,13 +42,12 @@ class Launcher:
         fed = [(*slot.tokens, *draft.ids) for slot, draft in zip(plan.slots, drafts, strict=True)]
         return self._decode(plan, _ids_of(plan, fed, width), drafts, started_s)
 
-    def launch_ahead(self, plan: StepPlan, tokens: mx.array) -> Flight:
+    def launch_ahead(self, plan: StepPlan, tokens: mx.array, started_s: float) -> Flight:
         """Start a step behind one that is not read yet.
 
         Args:
             tokens: what that one chooses, [rows, 1]; recorded tokens are fed in their place.
         """
-        started_s = self._timer.lap("plan")
         if any(slot.sequence.forced_ids for slot in plan.slots):
             tokens = _ids_of(plan, [[slot.sequence.forced_next] for slot in plan.slots], 1)
         return self._decode(plan, tokens, (Draft(),) * len(plan.slots), started_s)

@@ -332,10 +332,10 @@ class Engine:
         """Start a step whose tokens the host knows."""
         started_s = self._timer.skip()
         plan = self._plan()
+        self._timer.lap("plan")
         if plan is None:
             return None
         self._at_risk = [slot.sequence for slot in plan.slots]
-        self._timer.lap("plan")
         return self._launcher.launch(plan, started_s)
 
     def _plan(self) -> StepPlan | None:
@@ -357,11 +357,17 @@ class Engine:
         """Launch the next forward on tokens the host has not read, where nothing hinges on them."""
         if not self.config.pipelined or tokens is None:
             return None
+        plan = self._plan_ahead(flight)
+        started_s = self._timer.lap("plan")
+        return None if plan is None else self._launcher.launch_ahead(plan, tokens, started_s)
+
+    def _plan_ahead(self, flight: Flight) -> StepPlan | None:
+        """Return the step behind one that is not read; None when it hinges on what is read."""
         plan = self._scheduler.plan_ahead(flight.plan)
         room = self._runner.room
         if plan is None or self._scheduler.room(room) != room:
             return None  # a cache is resized between steps: kernels may write to it unseen
-        return self._launcher.launch_ahead(plan, tokens)
+        return plan
 
     def _land(self, flight: Flight, chosen: list[list[int]] | None) -> None:
         """Commit what a step chose; rows that were cancelled meanwhile are passed over."""

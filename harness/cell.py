@@ -1,9 +1,10 @@
 """Cells: lane presets read from cells/*.toml, and the names derived from them.
 
-A file holds the preset of one name. `batchN` with another N takes the settings of the file for the
-same features, `@aa` repeats a bare lane, `@rejection` is the cell without it under the other
-acceptance and `@fixed` the one with drafts that are not adapted to what they pay, so that any legal
-name has a cell without a file.
+A file holds the preset of one name, or, where settings are lists, of one name for each choice among
+their values. `batchN` with another N takes the settings of the file for the same features, `@aa`
+repeats a bare lane, `@rejection` is the cell without it under the other acceptance, `@fixed` the
+one with drafts that are not adapted to what they pay, and `@setting=value` the one under another
+setting, so that any legal name has a cell without a file.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from engine.config import EngineConfig
-from engine.errors import FmError, SettingError, UnknownNameError
+from engine.errors import SettingError, UnknownNameError
 from harness.cell_name import FIXED, REJECTION, CellName, parse_cell_name
+from harness.cell_settings import OWNERS, combinations, values_of
+from harness.toml_file import read_toml
 
 CORE_CELLS = (
     "serial",
@@ -112,9 +114,14 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class CellCatalogue:
-    """Every cell that has a file, by canonical name; `get` also derives those that have none."""
+    """Every cell that has a file, by canonical name; `get` also derives those that have none.
+
+    Args:
+        sweeps: the name of a file whose settings are lists -> the cells it holds.
+    """
 
     cells: Mapping[str, Cell]
+    sweeps: Mapping[str, tuple[Cell, ...]] = field(default_factory=dict)
 
     def get(self, text: str) -> Cell:
         """Return the cell of a name in any spelling; FmError says what is wrong with the name."""
@@ -127,6 +134,8 @@ class CellCatalogue:
         cell = self.cells.get(str(key))
         if cell is not None:
             return cell
+        if key.settings:
+            return _with_settings(self.find(key.without_settings()), key)
         if key.url:
             config = EngineConfig(max_rows=key.rows or 1)
             return Cell(key=key, kind=CellKind.PEER, lane_taken=key.lane, config=config)
@@ -143,11 +152,14 @@ class CellCatalogue:
         for cell in self.cells.values():
             if key.rows is not None and _same_but_rows(cell.key, key):
                 return _derived(cell, key, cell.kind)
-        raise UnknownNameError("cell", str(key), [*self.cells, "batchN for any N of 1-128"])
+        known = [*self.cells, *self.sweeps, "batchN for any N of 1-128"]
+        raise UnknownNameError("cell", str(key), known)
 
     def get_all(self, names: Iterable[str]) -> tuple[Cell, ...]:
         """Return the cells of several names, each once, in the order of first mention."""
-        found = {cell.name: cell for cell in map(self.get, names)}
+        keys = [parse_cell_name(name) for name in names]
+        cells = [cell for key in keys for cell in self.sweeps.get(str(key)) or [self.find(key)]]
+        found = {cell.name: cell for cell in cells}
         if not found:
             raise SettingError("no cell is named; give at least one, e.g. --cells serial")
         return tuple(found.values())
@@ -156,34 +168,31 @@ class CellCatalogue:
 def load_cells(folder: Path) -> CellCatalogue:
     """Read every *.toml of a folder; a bad one raises SettingError with its file and line."""
     cells: dict[str, Cell] = {}
+    sweeps: dict[str, tuple[Cell, ...]] = {}
     for path in sorted(folder.glob("*.toml")):
-        cell = read_cell(path)
-        if cell.name in cells:
-            raise SettingError(f"{path}:1: cell {cell.name!r} has two files; remove one")
-        cells[cell.name] = cell
+        name, found = read_cells(path)
+        if name in cells or name in sweeps:
+            raise SettingError(f"{path}:1: cell {name!r} has two files; remove one")
+        if [cell.name for cell in found] != [name]:
+            sweeps[name] = found
+        cells |= {cell.name: cell for cell in found}
     if not cells:
         raise SettingError(f"no *.toml cell files in {folder}; reinstall, or run in a checkout")
-    return CellCatalogue(cells)
+    return CellCatalogue(cells, sweeps)
 
 
-def read_cell(path: Path) -> Cell:
-    """Read one cell file; SettingError names the file, the line and what is wrong."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"{path}: cannot be read ({error}); fix or remove the file") from error
-    try:
-        return _cell_from(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        message = str(error)
-        at = re.search(r"\(at line (\d+)", message)
-        line = at.group(1) if at else str(text.count("\n") + 1)
-        raise SettingError(f"{path}:{line}: {message.partition(' (at')[0]}; fix the TOML") from None
-    except FmError as error:
-        raise SettingError(f"{path}:{_line_of(text, str(error))}: {error}") from error
+def read_cells(path: Path) -> tuple[str, tuple[Cell, ...]]:
+    """Read one cell file: its name, and its cells, several where settings are lists.
+
+    Raises:
+        SettingError: naming the file, the line and what is wrong.
+    """
+    file = read_toml(path)
+    with file.locating():
+        return _cells_from(file.table)
 
 
-def _cell_from(table: Mapping[str, Any]) -> Cell:
+def _cells_from(table: Mapping[str, Any]) -> tuple[str, tuple[Cell, ...]]:
     known = ("name", "kind", "lane_taken", "settings", "server")
     for word in table:
         if word not in known:
@@ -194,9 +203,23 @@ def _cell_from(table: Mapping[str, Any]) -> Cell:
     key = parse_cell_name(name)
     if str(key) != name:
         raise SettingError(f"name {name!r} is not canonical; write {str(key)!r}")
+    if key.settings:
+        raise SettingError(f"name {name!r} holds settings; write them under [settings]")
     settings = table.get("settings", {})
     if not isinstance(settings, dict):
         raise SettingError(f"settings is {settings!r}; it must be a table")
+    lists = {
+        word: value
+        for word, value in settings.items()
+        if word in OWNERS and isinstance(value, list)
+    }
+    return name, tuple(
+        _cell_from(table, replace(key, settings=chosen), settings | values_of(chosen))
+        for chosen in combinations(lists)
+    )
+
+
+def _cell_from(table: Mapping[str, Any], key: CellName, settings: Mapping[str, Any]) -> Cell:
     usual = CellKind.PEER if key.is_peer else CellKind.PERF
     kind = _choice(table, "kind", usual.value, [kind.value for kind in CellKind])
     lane_taken = _choice(table, "lane_taken", key.lane, ["serial", "batch"])
@@ -236,12 +259,7 @@ def _config_from(key: CellName, settings: Mapping[str, Any]) -> EngineConfig:
     if "max_rows" in settings:
         raise SettingError("max_rows is set by the lane word of the name; drop it")
     config = EngineConfig.from_mapping({**settings, "max_rows": key.rows or 1})
-    if key.has("spec") != (config.num_draft_tokens > 0):
-        raise SettingError(
-            f"num_draft_tokens is {config.num_draft_tokens}; a cell "
-            f"{'with' if key.has('spec') else 'without'} spec needs "
-            f"{'at least 1' if key.has('spec') else '0'}"
-        )
+    _check_drafts(key, config)
     if config.acceptance == REJECTION and not key.has("spec"):
         raise SettingError(
             f"acceptance is {REJECTION!r}; a cell without spec has no drafts: drop it"
@@ -253,6 +271,15 @@ def _config_from(key: CellName, settings: Mapping[str, Any]) -> EngineConfig:
     return config
 
 
+def _check_drafts(key: CellName, config: EngineConfig) -> None:
+    if key.has("spec") != (config.num_draft_tokens > 0):
+        raise SettingError(
+            f"num_draft_tokens is {config.num_draft_tokens}; a cell "
+            f"{'with' if key.has('spec') else 'without'} spec needs "
+            f"{'at least 1' if key.has('spec') else '0'}"
+        )
+
+
 def _choice(table: Mapping[str, Any], key: str, default: str, choices: list[str]) -> str:
     value = table.get(key, default)
     if value not in choices:
@@ -260,19 +287,19 @@ def _choice(table: Mapping[str, Any], key: str, default: str, choices: list[str]
     return str(value)
 
 
-def _line_of(text: str, message: str) -> int:
-    """Return the line of the key that the message names first, 1 when it names none."""
-    found = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        key = line.partition("=")[0].strip(" '\"\t[]")
-        named = re.search(rf"\b{re.escape(key)}\b", message) if key else None
-        if named is not None:
-            found.append((named.start(), number))
-    return min(found, default=(0, 1))[1]
-
-
 def _same_but_rows(one: CellName, other: CellName) -> bool:
     return one.rows is not None and one.serial() == other.serial() and one.variant == other.variant
+
+
+def _with_settings(cell: Cell, key: CellName) -> Cell:
+    values = values_of(key.settings)
+    if "draft_model" in values and cell.config.drafter != "two_model":
+        raise SettingError(
+            f"cell {str(key)!r}: the drafter {cell.config.drafter!r} loads no draft_model; drop it"
+        )
+    config = replace(cell.config, **values)
+    _check_drafts(key, config)
+    return replace(cell, key=key, config=config)
 
 
 def _derived(cell: Cell, key: CellName, kind: CellKind) -> Cell:

@@ -1,9 +1,10 @@
 """Cell names: `+`-joined words in any order, and the one canonical spelling of each.
 
-A name is a lane word (`serial`, or `batchN` with N from 1 to 128), features, and at most one
-`@variant`. Without a lane word it is serial. Peer cells start from `mlx-lm` instead, or from the
-URL of a running server, and take no default lane word. Output always uses the canonical spelling:
-lane, then spec, fill, grammar.
+A name is a lane word (`serial`, or `batchN` with N from 1 to 128), features, at most one
+`@variant`, and any engine settings that differ from the cell's own, each as `@name=value`. Without
+a lane word it is serial. Peer cells start from `mlx-lm` instead, or from the URL of a running
+server, and take no default lane word. Output always uses the canonical spelling: lane, then spec,
+fill, grammar, the variant, and settings by name.
 """
 
 from __future__ import annotations
@@ -11,7 +12,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from engine.errors import SettingError, UnknownNameError
+from engine.errors import FmError, SettingError, UnknownNameError
+from harness.cell_settings import (
+    OWNERS,
+    PEER_SETTINGS,
+    Settings,
+    belonging,
+    changing_ids,
+    parse_settings,
+)
 
 PEER = "mlx-lm"
 """The word that makes a cell a peer cell: mlx-lm itself, run in a child process."""
@@ -55,6 +64,7 @@ class CellName:
         is_peer: True for a cell that something else than our engine runs.
         url: of the server that runs a peer cell, "" where it is mlx-lm.
         side: BASE where other code than this runs the cell, "" otherwise; nobody can ask for one.
+        settings: engine settings that the name spells out.
     """
 
     rows: int | None
@@ -63,6 +73,7 @@ class CellName:
     is_peer: bool = False
     url: str = ""
     side: str = ""
+    settings: Settings = ()
 
     @property
     def lane(self) -> str:
@@ -79,14 +90,37 @@ class CellName:
         return feature in self.features
 
     def without(self, feature: str) -> CellName:
-        """Return the name with one feature taken away, and the variant it gave a meaning to."""
+        """Return the name with one feature taken away, and what it gave a meaning to."""
         features = tuple(word for word in self.features if word != feature)
         keeps = self.is_peer or (feature != "spec" and bool(features))
-        return replace(self, features=features, variant=self.variant if keeps else "")
+        return replace(
+            self,
+            features=features,
+            variant=self.variant if keeps else "",
+            settings=belonging(self.settings, features),
+        )
 
     def bare_lane(self) -> CellName:
         """Return the same lane without features."""
-        return replace(self, features=(), variant=self.variant if self.is_peer else "")
+        return replace(
+            self,
+            features=(),
+            variant=self.variant if self.is_peer else "",
+            settings=belonging(self.settings, ()),
+        )
+
+    def without_settings(self) -> CellName:
+        """Return the name without the settings that it spells out."""
+        return replace(self, settings=())
+
+    def identity(self) -> CellName:
+        """Return the name of the serial cell that writes the same tokens, grammar as here."""
+        return CellName(
+            rows=None,
+            features=("grammar",) if self.has("grammar") else (),
+            settings=changing_ids(self.settings),
+            side=self.side,
+        )
 
     def serial(self) -> CellName:
         """Return the same features in the serial lane."""
@@ -97,7 +131,8 @@ class CellName:
         lane = [] if self.rows is None else [f"batch{self.rows}"]
         lead = [self.url or PEER, *lane] if self.is_peer else (lane or ["serial"])
         name = "+".join([*lead, *self.features])
-        return "@".join(filter(None, [name, self.variant, self.side]))
+        spelled = [f"{setting}={value}" for setting, value in self.settings]
+        return "@".join(filter(None, [name, self.variant, *spelled, self.side]))
 
 
 def on_side(name: str, side: str) -> str:
@@ -114,8 +149,10 @@ def parse_cell_name(text: str) -> CellName:
     """Read a cell name; SettingError or UnknownNameError says in one line what is wrong with it."""
     if "://" in text:
         check_url(text, "a cell")
-    body, at, variant = text.strip().partition("@")
-    if at and not _VARIANT.fullmatch(variant):
+    body, at, rest = text.strip().partition("@")
+    parts = rest.split("@")
+    variant = "@".join(part for part in parts if "=" not in part)
+    if at and (variant or "=" not in rest) and not _VARIANT.fullmatch(variant):
         raise SettingError(f"cell {text!r} has no usable word after '@'; write e.g. '@routed'")
     words = [word.strip() for word in body.split("+")]
     if not all(words):
@@ -140,8 +177,10 @@ def parse_cell_name(text: str) -> CellName:
         variant=variant,
         is_peer=PEER in words or bool(urls),
         url=urls[0] if urls else "",
+        settings=_settings(text, [part for part in parts if "=" in part]),
     )
     _refuse_what_cannot_run(name, text)
+    _refuse_settings(name, text)
     return name
 
 
@@ -163,6 +202,13 @@ def known_words() -> tuple[str, ...]:
     """Return every word that a cell name can hold in this version."""
     features = [word for word in FEATURES if word != "fill"]
     return ("serial", f"batchN (N 1-{MAX_BATCH_ROWS})", *features, PEER)
+
+
+def _settings(text: str, parts: list[str]) -> Settings:
+    try:
+        return parse_settings(parts)
+    except FmError as error:
+        raise SettingError(f"cell {text!r}: {error}") from None
 
 
 def _rows(lane: str, text: str) -> int | None:
@@ -201,3 +247,12 @@ def _refuse_what_cannot_run(name: CellName, text: str) -> None:
         raise SettingError(f"cell {text!r}: '@{REJECTION}' is for cells of ours with spec")
     if name.variant == "aa" and not name.is_bare:
         raise SettingError(f"cell {text!r}: '@aa' repeats a bare lane; drop the features")
+
+
+def _refuse_settings(name: CellName, text: str) -> None:
+    for setting, _ in name.settings:
+        owner = OWNERS[setting]
+        if owner and not name.has(owner):
+            raise SettingError(f"cell {text!r}: {setting} is for cells with {owner}; drop it")
+        if name.is_peer and (name.url or setting not in PEER_SETTINGS):
+            raise SettingError(f"cell {text!r}: {setting} is nothing that a peer is told; drop it")

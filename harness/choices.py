@@ -10,18 +10,25 @@ from dataclasses import dataclass
 from engine.config import check_settings, setting
 from engine.errors import SettingError, UnknownNameError
 from harness.cell import CORE_CELLS
-from harness.cell_name import check_url
+from harness.cell_name import FIXED, check_url
 from harness.sampling import Sampling
 
 DEFAULT_MODELS = ("smollm2-135m",)
 DEFAULT_WORKLOADS = ("short-chat", "json-extract", "long-form")
 DEFAULT_PRESET = "quick"
+GATE_PRESET = "gate"
+GATE_CELLS = tuple(f"{name}@{FIXED}" if "spec" in name else name for name in CORE_CELLS)
+GATE_WORKLOADS = ("json-extract",)
+"""What `fm gate --base` measures when nothing is named: free text and documents on one workload,
+with drafts whose counts are the same each time."""
 
 TARGETS = {
     "in-process": "engines in this process",
     "http": "fm serve in children, as its clients see it",
 }
 """What runs the cells -> what that is; a URL is a target too."""
+
+MAX_TAG = 100
 
 URL_SCHEMES = ("http://", "https://")
 
@@ -60,6 +67,7 @@ class Choices:
         0, "of the prompt choice, the shuffles and the draws", low=0, high=2**63 - 1
     )
     base: str = setting("", "commit whose code runs every cell once more, beside this one's")
+    tag: str = setting("", "words kept with the run, to find it by")
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -73,6 +81,10 @@ class Choices:
             )
         if self.is_remote:
             check_url(self.target, "the target")
+        if len(self.tag) > MAX_TAG or not self.tag.isprintable():
+            raise SettingError(
+                f"tag is {self.tag[:80]!r}; it must be one line of {MAX_TAG} characters at most"
+            )
         for what, names in (("model", self.models), ("workload", self.workloads)):
             if not names:
                 raise SettingError(f"no {what} is named; give at least one")

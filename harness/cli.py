@@ -14,7 +14,9 @@ import click
 
 from engine.errors import FmError
 from harness import exit_codes
+from harness.commands.compare import compare
 from harness.commands.doctor import doctor
+from harness.commands.gate import gate
 from harness.commands.models import models, pull
 from harness.commands.promote import promote
 from harness.commands.report import report
@@ -34,6 +36,8 @@ COMMANDS: tuple[click.Command, ...] = (
     plan,
     report,
     promote,
+    gate,
+    compare,
     models,
     pull,
     doctor,

@@ -112,22 +112,25 @@ def _run_wave(
     for request in requests:
         submitted_s = clock()
         watches[engine.submit(request)] = Watch(submitted_s)
+    steps: list[tuple[StepReport | None, float]] = []
     while engine.has_work:
         before_s = clock()
         events = engine.step()
         now_s = clock()
         for event in events:
             watches[event.request_id].see(event, now_s)
-        _count_step(engine, tally, now_s - before_s)
+        steps.append((engine.last_step, now_s - before_s))
         on_tokens(sum(event.token_id is not None for event in events))
+    # Summed up behind the last token: a stream's rate has all that happens between two steps.
+    for step, seconds in steps:
+        _count_step(step, tally, seconds)
     return [
         Served(engine.completion(request_id), watch.times())
         for request_id, watch in watches.items()
     ]
 
 
-def _count_step(engine: Decoder, tally: StepTally, seconds: float) -> None:
-    step = engine.last_step
+def _count_step(step: StepReport | None, tally: StepTally, seconds: float) -> None:
     if step is None or not step.is_decode:
         return
     tally.add(is_full=step.is_full, committed=step.committed, seconds=seconds)

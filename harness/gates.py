@@ -12,7 +12,7 @@ from harness.grade import Grade, Outcome, judge_conformance
 from harness.law import judge_law, portions
 from harness.sampling import promises_ids
 from harness.store.index import Place, RunIndex
-from harness.store.loaded import BlockRow, RunData
+from harness.store.loaded import BlockRow, ReplyGroup, RunData
 from harness.store.rows import DivergenceRow, GateRow, GateStatus, RequestRow, TrialRow
 from harness.token_identity import JudgedGap, ReplyIdentity, compare_reply, sum_up
 
@@ -71,15 +71,23 @@ def conformance(index: RunIndex, place: Place) -> Iterator[GateRow]:
 
 def grade_of(request: RequestRow) -> Grade | None:
     """Return the stored grade of a reply, None for one that was not graded."""
-    if request.conformance is not None:
-        return Grade(
-            outcome=Outcome(request.conformance),
-            detail=request.conformance_detail,
-            unchecked_formats=request.unchecked_formats,
-        )
-    if request.status != "ok":
-        return Grade(outcome=Outcome.ERROR, detail=request.error or request.status)
-    return None
+    outcome = outcome_of(request)
+    if outcome is None:
+        return None
+    if request.conformance is None:
+        return Grade(outcome=outcome, detail=request.error or request.status)
+    return Grade(
+        outcome=outcome,
+        detail=request.conformance_detail,
+        unchecked_formats=request.unchecked_formats,
+    )
+
+
+def outcome_of(reply: RequestRow | ReplyGroup) -> Outcome | None:
+    """Return what a stored reply is worth, None for one that was not graded."""
+    if reply.conformance is not None:
+        return Outcome(reply.conformance)
+    return None if reply.status == "ok" else Outcome.ERROR
 
 
 def identity(index: RunIndex, place: Place) -> Iterator[GateRow]:

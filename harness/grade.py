@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.95
 
+NEGLIGIBLE = 1e-20
+"""Share of a sum's largest term below which a term changes nothing."""
+
 GateStatus = Literal["pass", "fail", "incomplete"]
 
 
@@ -108,7 +111,7 @@ def grade_reply(
     Raises:
         SchemaError: `schema` is not valid.
     """
-    # Here alone: it takes two seconds, and reports ask for outcomes that were graded long ago.
+    # Imported here alone: its format checkers take a second or more, which no report needs.
     from harness.validation import schema_check
 
     check = schema_check(schema)
@@ -244,13 +247,19 @@ def _equal(found: Any, wanted: Any) -> bool:
 
 def _tail(ok: int, n: int, p: float) -> float:
     """Return the probability of at least `ok` successes in `n` trials, each of probability p."""
-    return math.fsum(
-        math.exp(
+    terms: list[float] = []
+    peak = 0.0
+    for bad in range(n - ok, -1, -1):
+        term = math.exp(
             math.lgamma(n + 1)
             - math.lgamma(bad + 1)
             - math.lgamma(n - bad + 1)
             + bad * math.log1p(-p)
             + (n - bad) * math.log(p)
         )
-        for bad in range(n - ok + 1)
-    )
+        # Terms rise to one peak and fall: once one is lost in rounding, so are all that follow.
+        peak = max(peak, term)
+        if term < NEGLIGIBLE * peak:
+            break
+        terms.append(term)
+    return math.fsum(terms)

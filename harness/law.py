@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from harness.store.rows import LawRow, RequestRow
 
 if TYPE_CHECKING:
-    from engine.oracle import LawfulDraw  # reports judge laws too, and need no engine
+    from engine.oracle import LawfulDraw
 
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 0.9, 1.1, 1.35, 2.0, 4.0)
 """Powers of the law that its rivals are; the ratio of neighbours bounds what stays unseen."""

@@ -214,7 +214,7 @@ def needed(cell: Cell) -> tuple[CellName, ...]:
     if cell.kind is not CellKind.ROUTING:
         needs += [key.without(feature) for feature in reversed(key.features)]
         needs += [] if key.is_bare and not key.variant else [key.bare_lane()]
-        needs += [key.serial()] if key.is_bare else []
+        needs += [bare_baseline(key)] if key.is_bare else []
     return tuple(dict.fromkeys(need for need in needs if need != key))
 
 
@@ -228,7 +228,12 @@ def ratio_baseline(cell: Cell) -> CellName | None:
     for feature in FEATURES:
         if key.has(feature):
             return key.without(feature)
-    return None if key.rows is None else key.serial()
+    return None if key == bare_baseline(key) else bare_baseline(key)
+
+
+def bare_baseline(key: CellName) -> CellName:
+    """Return what a lane without features is compared with: serial, then without its settings."""
+    return key.serial() if key.rows is not None else key.without_settings()
 
 
 def identity_reference(cell: Cell) -> CellName | None:
@@ -236,8 +241,7 @@ def identity_reference(cell: Cell) -> CellName | None:
     key = cell.key
     if key.is_peer or cell.is_remote:
         return None
-    features = ("grammar",) if key.has("grammar") else ()
-    reference = CellName(rows=None, features=features, side=key.side)
+    reference = key.identity()
     return None if reference == key else reference
 
 

@@ -123,6 +123,7 @@ def choices_of(run: RunRow) -> Choices:
         temperature=chosen.get("temperature", 0.0),
         seed=chosen["seed"],
         base=chosen.get("base", ""),
+        tag=chosen.get("tag", ""),
     )
 
 

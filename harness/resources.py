@@ -1,4 +1,4 @@
-"""Where the cells and workloads that fm brings along lie: in the wheel, or in a checkout."""
+"""Where the cells, policies and workloads of fm lie: in the wheel, or in a checkout."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ PACKAGE = Path(__file__).resolve().parent
 def cells_dir() -> Path:
     """Return the folder with cells/*.toml."""
     return data_folder("cells")
+
+
+def policies_dir() -> Path:
+    """Return the folder with policies/*.toml, which `fm gate` judges by."""
+    return data_folder("policies")
 
 
 def workloads_dir() -> Path:

@@ -6,16 +6,14 @@ or when the database stops taking rows; what was measured until then is kept.
 
 from __future__ import annotations
 
-import signal
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from types import FrameType
 from typing import Literal
 
 from engine.errors import FmError
 from harness.clock import Clock, monotonic
+from harness.interrupts import interruptible, uninterrupted
 from harness.matrix import PlannedTrial
 from harness.partings import Finished, find_partings, find_sampled
 from harness.progress import Progress, TimeLeft
@@ -127,7 +125,8 @@ class RunLoop:
             started_s = self.clock()
             record = _failed(item.row, broken) if broken else self._attempt(item)
             seconds = self.clock() - started_s
-            self._save(self.store.record_trial(record))
+            with uninterrupted():
+                self._save(self.store.record_trial(record))
             self._save(self.store.record_conditions([self.observe(record.trial)]))
             pending.remove(item)
             if record.trial.status == "done":
@@ -195,23 +194,6 @@ class RunLoop:
 
     def _estimate(self, pending: Iterable[Planned]) -> float | None:
         return self.time_left.estimate((item.key, item.weight) for item in pending)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Let SIGTERM interrupt as Ctrl-C does, and put the old handlers back."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _failed(row: TrialRow, reason: str) -> TrialRecord:

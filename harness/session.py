@@ -6,18 +6,23 @@ trial and raised as FmError; after that nothing raises, and what happened is in 
 
 from __future__ import annotations
 
+import shlex
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.errors import DownloadError, SettingError
+from engine.errors import DownloadError, FmError, SettingError
 from engine.models.registry import find_entry, pull
 from engine.switches import switched_off
 from harness import exit_codes, gates
 from harness.cell import load_cells
 from harness.choices import Choices
+from harness.claim import claimed
 from harness.conditions import preflight, sample
 from harness.drafters import draft_model_of
+from harness.interrupts import interruptible, last_words, uninterrupted
 from harness.machine import git_state, read_machine
 from harness.matrix import Matrix, plan_matrix, skip_model, skip_pair
 from harness.partings import Finished
@@ -44,7 +49,14 @@ from harness.report import (
 from harness.resources import cells_dir
 from harness.roofline import memory_bandwidth_gb_s
 from harness.run import Outcome, Planned, RunLoop
-from harness.store import EvalStore, ModelRow, RunRow, StoreError, new_id, utc_now
+from harness.store import (
+    EvalStore,
+    ModelRow,
+    RunRow,
+    StoreError,
+    new_id,
+    utc_now,
+)
 from harness.target import CannotRunError, Target
 from harness.workload import load_workload
 
@@ -57,18 +69,20 @@ class Places:
         reports: folder of the dated reports.
         json: file of the JSON report, None for none.
         command: what goes on with an interrupted run.
+        lock_wait_s: how long another process may keep the database locked.
     """
 
     db: Path
     reports: Path
     json: Path | None = None
     command: str = "fm run"
+    lock_wait_s: float = 60.0
 
     def check(self) -> None:
         """Raise SettingError when a report could not be written after the run."""
-        _check_folder(self.reports, "--out")
+        check_folder(self.reports, "--out")
         if self.json is not None:
-            _check_folder(self.json.absolute().parent, "--json")
+            check_folder(self.json.absolute().parent, "--json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,12 +121,14 @@ class Session:
             FmError: a model, a file or the database is wrong; nothing has been measured.
         """
         self.places.check()
-        with EvalStore.open(self.places.db) as store:
+        with interruptible(), self._store(EvalStore.open) as store:
             matrix, models = self._prepared(matrix)
             run = new_run(matrix)
             planned = plan_trials(matrix, run.run_id, models)
-            store.begin_run(run_plan(matrix, run, models, planned))
-            return self._carry_out(store, run.run_id, planned, [])
+            with claimed(store.path, run.run_id):
+                return self._through(
+                    store, run.run_id, lambda: self._begun(store, matrix, run, models, planned)
+                )
 
     def resume(self, reference: str) -> Concluded:
         """Go on with a run that was interrupted, killed or spooled.
@@ -121,17 +137,56 @@ class Session:
             FmError: there is no such run, it was planned with other files, or as for `start`.
         """
         self.places.check()
-        with EvalStore.open_existing(self.places.db) as store:
+        with interruptible(), self._store(EvalStore.open_existing) as store:
             run = store.find_run(reference)
             check_switches(run)
-            matrix, models = self._prepared(matrix_of(choices_of(run)))
-            data = store.load_run(run.run_id)
-            pending_trials(matrix, data, models)
-            store.resume_run(run.run_id)
-            data = store.load_run(run.run_id)
-            planned = pending_trials(matrix, data, models)
-            earlier = finished_trials(matrix, data, models)
-            return self._carry_out(store, run.run_id, planned, earlier)
+            with claimed(store.path, run.run_id):
+                matrix, models = self._prepared(matrix_of(choices_of(run)))
+                pending_trials(matrix, store.load_run(run.run_id), models)
+                store.resume_run(run.run_id)
+                data = store.load_run(run.run_id)
+                planned = pending_trials(matrix, data, models)
+                earlier = finished_trials(matrix, data, models)
+                return self._through(
+                    store, run.run_id, lambda: self._looped(store, run.run_id, planned, earlier)
+                )
+
+    @contextmanager
+    def _store(self, open_store: Callable[..., EvalStore]) -> Iterator[EvalStore]:
+        """Open the database; the target is freed however the block ends."""
+        with open_store(self.places.db, lock_wait_s=self.places.lock_wait_s) as store:
+            try:
+                yield store
+            finally:
+                self.target.close()
+
+    def _begun(
+        self,
+        store: EvalStore,
+        matrix: Matrix,
+        run: RunRow,
+        models: dict[str, ModelRow],
+        planned: list[Planned],
+    ) -> Outcome:
+        with uninterrupted():
+            store.begin_run(run_plan(matrix, run, models, planned))
+        return self._looped(store, run.run_id, planned, [])
+
+    def _through(self, store: EvalStore, run_id: str, work: Callable[[], Outcome]) -> Concluded:
+        """Do a run's work and conclude it; an interrupt at any moment leaves it resumable."""
+        try:
+            return conclude(store, run_id, work(), self.places)
+        except KeyboardInterrupt:
+            with last_words():
+                if not _is_begun(store, run_id):
+                    raise
+                return interrupted(store, run_id, self.places)
+        except StoreError as error:
+            if not _is_begun(store, run_id):
+                raise
+            notes = (str(error), resume_hint(run_id, self.places))
+            code = exit_codes.INCOMPLETE
+            return Concluded(run_id=run_id, exit_code=code, report=None, notes=notes)
 
     def _prepared(self, matrix: Matrix) -> tuple[Matrix, dict[str, ModelRow]]:
         """Fetch and open every model once; those that cannot be reached are skipped."""
@@ -155,9 +210,9 @@ class Session:
         for name in (model, *sorted(filter(None, drafts))):
             pull(name, self.fetching(name))
 
-    def _carry_out(
+    def _looped(
         self, store: EvalStore, run_id: str, planned: list[Planned], earlier: list[Finished]
-    ) -> Concluded:
+    ) -> Outcome:
         store.record_conditions([sample(run_id, "preflight")])
         loop = RunLoop(
             store=store,
@@ -166,15 +221,9 @@ class Session:
             observe=lambda trial: sample(run_id, "trial", trial.trial_id),
         )
         try:
-            outcome = loop.run(planned, earlier)
-        except StoreError as error:
-            notes = (str(error), resume_hint(run_id, self.places))
-            return Concluded(
-                run_id=run_id, exit_code=exit_codes.INCOMPLETE, report=None, notes=notes
-            )
+            return loop.run(planned, earlier)
         finally:
             self.target.close()
-        return conclude(store, run_id, outcome, self.places)
 
 
 def matrix_of(choices: Choices) -> Matrix:
@@ -224,10 +273,12 @@ def new_run(matrix: Matrix) -> RunRow:
     """Return the row of a run that is about to begin on this machine."""
     machine, git, choices = read_machine(), git_state(), matrix.choices
     amounts, run_id = choices.amounts(), new_id()
+    # before the memory is measured, which keeps all cores busy for a moment
+    refusals = preflight(machine, sample(run_id, "preflight"))
     return RunRow(
         run_id=run_id,
         created_at=utc_now(),
-        tag=f"feature-matrix[{machine.host}]",
+        tag=f"feature-matrix[{machine.host}] {choices.tag}".strip(),
         command=command_of(choices),
         preset=choices.preset,
         seed=choices.seed,
@@ -236,6 +287,7 @@ def new_run(matrix: Matrix) -> RunRow:
         max_tokens=amounts.max_tokens,
         target=choices.target,
         settings=settings_of(choices),
+        status="running",
         plan_hash=matrix.digest,
         git_sha=git.sha,
         git_dirty=git.is_dirty,
@@ -245,7 +297,7 @@ def new_run(matrix: Matrix) -> RunRow:
             "target": choices.target,
             "memory_bandwidth_gb_s": None if choices.is_remote else memory_bandwidth_gb_s(),
         },
-        machine_refusals=preflight(machine, sample(run_id, "preflight")),
+        machine_refusals=refusals,
     )
 
 
@@ -279,6 +331,7 @@ def command_of(choices: Choices) -> str:
         "--prompts": choices.prompts,
         "--max-tokens": choices.max_tokens,
         "--temperature": choices.temperature or None,
+        "--tag": shlex.quote(choices.tag) if choices.tag else None,
     }
     parts += [f"{flag} {value}" for flag, value in overrides.items() if value is not None]
     return " ".join([*parts, f"--seed {choices.seed}"])
@@ -286,15 +339,13 @@ def command_of(choices: Choices) -> str:
 
 def conclude(store: EvalStore, run_id: str, outcome: Outcome, places: Places) -> Concluded:
     """Evaluate the gates, write the reports and the end of the run."""
-    again = resume_hint(run_id, places)
     if outcome.ending == "interrupted":
-        code = exit_codes.INTERRUPTED
-        store.finish_run(run_id, status="interrupted", exit_code=code, unquotable_reasons=[])
-        return Concluded(run_id=run_id, exit_code=code, report=None, notes=(again,))
+        return interrupted(store, run_id, places)
+    again = resume_hint(run_id, places)
     problems = [] if outcome.save is None else [outcome.save.reason, again]
     unsaved = _stored_verdict(store, run_id, is_unsaved=bool(problems))
     problems = problems or unsaved
-    report = build_report(store.load_run(run_id))
+    report = build_report(store.load_report(run_id))
     code = gates.exit_code(report.gates, is_unsaved=bool(problems))
     report = replace(report, exit_code=code)
     written = _written_reports(report, places)
@@ -302,6 +353,22 @@ def conclude(store: EvalStore, run_id: str, outcome: Outcome, places: Places) ->
         code = max(code, exit_codes.INCOMPLETE) if code != exit_codes.CORRECTNESS else code
     notes = (*problems, f"database: {places.db}", *map(str, written))
     return Concluded(run_id=run_id, exit_code=code, report=report, notes=notes)
+
+
+def interrupted(store: EvalStore, run_id: str, places: Places) -> Concluded:
+    """Write that a run was interrupted, and say how to go on with it."""
+    code = exit_codes.INTERRUPTED
+    with last_words():
+        store.finish_run(run_id, status="interrupted", exit_code=code, unquotable_reasons=[])
+    again = resume_hint(run_id, places)
+    return Concluded(run_id=run_id, exit_code=code, report=None, notes=(again,))
+
+
+def _is_begun(store: EvalStore, run_id: str) -> bool:
+    try:
+        return bool(store.find_run(run_id))
+    except FmError:
+        return False
 
 
 def resume_hint(run_id: str, places: Places) -> str:
@@ -312,7 +379,7 @@ def resume_hint(run_id: str, places: Places) -> str:
 def _stored_verdict(store: EvalStore, run_id: str, *, is_unsaved: bool) -> list[str]:
     """Store gates, ratios and the end of the run; return what the database did not take."""
     saves = [store.record_gates(run_id, gates.evaluate(store.load_run(run_id)))]
-    report = build_report(store.load_run(run_id))
+    report = build_report(store.load_report(run_id))
     saves.append(store.record_comparisons(run_id, comparison_rows(report)))
     saves.append(
         store.finish_run(
@@ -344,7 +411,8 @@ def _written_reports(report: RunReport, places: Places) -> list[str | ReportErro
     return lines
 
 
-def _check_folder(folder: Path, flag: str) -> None:
+def check_folder(folder: Path, flag: str) -> None:
+    """Raise SettingError when a folder cannot be written; the text names the flag for another."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -17,7 +17,7 @@ class WorkMeter:
     def counters(self) -> dict[str, int]:
         """Return the counts so far, by name.
 
-        `steps`, `positions` (padding included), `host_syncs` and `mask_fills` are of the trial;
+        `steps`, `positions` (padding included), `host_syncs` and `mask_calls` are of the trial;
         `compiles` and `kv_bytes` are what the engine has come to: they depend on what ran before.
         """
         now, before = self._engine.stats(), self._before
@@ -25,7 +25,7 @@ class WorkMeter:
             "steps": now.steps - before.steps,
             "positions": now.positions - before.positions,
             "host_syncs": now.host_syncs - before.host_syncs,
-            "mask_fills": FILLS.count - self._fills_before,
+            "mask_calls": FILLS.count - self._fills_before,
             "compiles": now.grammar.compiles,
             "kv_bytes": now.kv_bytes,
         }

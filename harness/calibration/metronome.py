@@ -40,6 +40,9 @@ from harness.workload import Prompt, Workload
 
 __all__ = ["Metronome", "MetronomeTarget", "Pace", "RealClock", "VirtualClock"]
 
+OnStep = Callable[[StepReport, float], None]
+"""Called with each step, and the instant at which it was really over."""
+
 Answer = Callable[[TrialJob, Prompt], str]
 """The reply to a prompt: one token a character."""
 
@@ -99,6 +102,7 @@ class Metronome:
         slowness: what the times of this trial are multiplied by.
         rng: draws the noise of steps.
         lane: the lane that completions tell.
+        on_step: told of each step, behind it.
     """
 
     pace: Pace
@@ -108,6 +112,7 @@ class Metronome:
     slowness: float = 1.0
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     lane: str = "serial"
+    on_step: OnStep | None = None
     last_step: StepReport | None = None
     _waiting: dict[str, _Row] = field(default_factory=dict)
     _live: dict[str, _Row] = field(default_factory=dict)
@@ -159,9 +164,10 @@ class Metronome:
             for event in self._emit(request_id, row, width, kind)
         ]
         noise = self.rng.lognormvariate(0, self.pace.step_noise) if self.pace.step_noise else 1.0
-        self.clock.wait_until(started_s + seconds * self.slowness * noise)
+        ended_s = started_s + seconds * self.slowness * noise
         committed = sum(event.token_id is not None for event in events)
         masked = sum(row.request.constraint is not None for row in rows.values()) * width
+        mask_s = masked * self.pace.mask_s
         self.last_step = StepReport(
             kind=kind,
             rows=num_rows,
@@ -171,11 +177,16 @@ class Metronome:
             prompt_tokens=0,
             committed=committed,
             draft_s=0.0,
-            mask_s=masked * self.pace.mask_s,
+            mask_s=mask_s,
             mask_positions=masked,
             started_s=started_s,
-            ended_s=self.clock(),
+            ended_s=ended_s,
+            wait_s=max(0.0, ended_s - started_s - mask_s),
         )
+        # Nothing but the wait is left to do: what is done in a step is part of its time.
+        over_s = self.clock.wait_until(ended_s)
+        if self.on_step is not None:
+            self.on_step(self.last_step, over_s)
         return events
 
     def _emit(self, request_id: str, row: _Row, width: int, kind: StepKind) -> list[TokenEvent]:
@@ -235,6 +246,7 @@ class MetronomeTarget:
         clock: None makes a virtual one.
         autocorrelation: of the noise from one trial to the next, 0 to 1 (excluded).
         answer: what cells reply; the same whatever the cell, or identity fails.
+        on_step: told of each step of measured requests.
     """
 
     def __init__(
@@ -245,10 +257,12 @@ class MetronomeTarget:
         *,
         autocorrelation: float = 0.0,
         answer: Answer = usual_answer,
+        on_step: OnStep | None = None,
     ) -> None:
         self.speeds = dict(speeds)
         self.clock: PacedClock = VirtualClock() if clock is None else clock
         self.answer = answer
+        self.on_step = on_step
         self.disturbances = Disturbances(seed, autocorrelation)
         self._rng = random.Random(f"steps/{seed}")
         self._warm: set[tuple[str, str]] = set()
@@ -278,8 +292,9 @@ class MetronomeTarget:
         """Run a trial, its first one on a workload behind a warm-up that nothing disturbs."""
         pace = self.pace(job.cell)
         warm_up = self._warm_up(pace, job)
-        slowness = self.disturbances.next_factor(pace)
-        done = self._drive(pace, job, job.prompts, job.max_tokens, slowness, on_tokens)
+        engine = self._engine(pace, job, job.prompts, self.disturbances.next_factor(pace))
+        engine.on_step = self.on_step
+        done = self._drive(engine, job, job.prompts, job.max_tokens, on_tokens)
         rows = reply_rows(job, job.prompts, done.served, start=len(warm_up))
         trial = replace(
             filled_trial(job.trial, rows, done.tally, done.wall_s),
@@ -287,7 +302,7 @@ class MetronomeTarget:
             peak_rss_bytes=pace.peak_bytes,
         )
         return TrialRecord(
-            trial=_with_replay(trial, job, pace, slowness, rows),
+            trial=_with_replay(trial, job, pace, engine.slowness, rows),
             requests=(*warm_up, *rows),
             accepts=accept_rows(trial, [served.completion for served in done.served]),
         )
@@ -315,16 +330,29 @@ class MetronomeTarget:
             return []
         self._warm.add(key)
         prompts = warm_up_prompts(job)
-        done = self._drive(pace, job, prompts, WARM_UP_TOKENS, 1.0, ignore_tokens)
+        engine = self._engine(pace, job, prompts, slowness=1.0)
+        done = self._drive(engine, job, prompts, WARM_UP_TOKENS, ignore_tokens)
         return reply_rows(job, prompts, done.served, "warmup")
+
+    def _engine(
+        self, pace: Pace, job: TrialJob, prompts: Sequence[Prompt], slowness: float
+    ) -> Metronome:
+        return Metronome(
+            pace=pace,
+            clock=self.clock,
+            reply=lambda request: self.answer(job, prompts[int(request.request_id)]),
+            max_rows=job.cell.rows,
+            slowness=slowness,
+            rng=self._rng,
+            lane=job.cell.lane_taken,
+        )
 
     def _drive(
         self,
-        pace: Pace,
+        engine: Metronome,
         job: TrialJob,
         prompts: Sequence[Prompt],
         max_tokens: int,
-        slowness: float,
         on_tokens: OnTokens,
     ) -> Drive:
         requests = [
@@ -337,15 +365,6 @@ class MetronomeTarget:
             )
             for place, prompt in enumerate(prompts)
         ]
-        engine = Metronome(
-            pace=pace,
-            clock=self.clock,
-            reply=lambda request: self.answer(job, prompts[int(request.request_id)]),
-            max_rows=job.cell.rows,
-            slowness=slowness,
-            rng=self._rng,
-            lane=job.cell.lane_taken,
-        )
         return drive(engine, requests, job.cell.rows, self.clock, on_tokens)
 
 

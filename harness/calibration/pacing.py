@@ -19,8 +19,8 @@ class PacedClock(Protocol):
         """Return the seconds now; only differences mean something."""
         ...
 
-    def wait_until(self, instant_s: float) -> None:
-        """Come back at the instant, at once when it has passed."""
+    def wait_until(self, instant_s: float) -> float:
+        """Come back at the instant, at once when it has passed; returns the seconds then."""
         ...
 
 
@@ -34,9 +34,10 @@ class VirtualClock:
         """Return the seconds waited so far."""
         return self.now_s
 
-    def wait_until(self, instant_s: float) -> None:
+    def wait_until(self, instant_s: float) -> float:
         """Jump to the instant."""
         self.now_s = max(self.now_s, instant_s)
+        return self.now_s
 
 
 class RealClock:
@@ -46,10 +47,11 @@ class RealClock:
         """Return the seconds of the harness's clock."""
         return monotonic()
 
-    def wait_until(self, instant_s: float) -> None:
+    def wait_until(self, instant_s: float) -> float:
         """Sleep, then spin."""
-        left_s = instant_s - monotonic()
-        if left_s > SPIN_S:
-            time.sleep(left_s - SPIN_S)
-        while monotonic() < instant_s:
-            pass
+        now_s = monotonic()
+        if instant_s - now_s > SPIN_S:
+            time.sleep(instant_s - now_s - SPIN_S)
+        while now_s < instant_s:
+            now_s = monotonic()
+        return now_s

@@ -6,15 +6,16 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from harness.calibration.metronome import MetronomeTarget
 from harness.cell import load_cells
 from harness.choices import Choices
 from harness.matrix import Matrix, plan_matrix
 from harness.planned import plan_trials, run_plan, settings_of
+from harness.progress import Progress
 from harness.report import RunReport, build_report
 from harness.resources import cells_dir
 from harness.run import RunLoop
 from harness.store import ConditionRow, EvalStore, RunRow, TrialRow, new_id, utc_now
+from harness.target import Target
 from harness.workload import Workload, load_workload
 
 HOST = "rehearsal"
@@ -54,36 +55,32 @@ def rehearsal_matrix(choices: Choices, workloads: Mapping[str, Workload] | None 
 
 def rehearse(
     choices: Choices,
-    target: MetronomeTarget,
+    target: Target,
     *,
     workloads: Mapping[str, Workload] | None = None,
     db: Path | None = None,
+    progress: Progress | None = None,
 ) -> RunReport:
-    """Run the matrix of some choices on a metronome, as a clean machine would, and report it.
+    """Run the matrix of some choices, on a metronome say, as on a clean machine; return its report.
 
     Args:
         db: the database that takes the run; None takes one that is thrown away.
+        progress: None shows nothing.
     """
     matrix = rehearsal_matrix(choices, workloads)
     if db is not None:
-        return _rehearse(matrix, target, db)
+        return _rehearse(matrix, target, db, progress or Unseen())
     with tempfile.TemporaryDirectory() as folder:
-        return _rehearse(matrix, target, Path(folder) / "fm.db")
+        return _rehearse(matrix, target, Path(folder) / "fm.db", progress or Unseen())
 
 
-def _rehearse(matrix: Matrix, target: MetronomeTarget, db: Path) -> RunReport:
+def _rehearse(matrix: Matrix, target: Target, db: Path, progress: Progress) -> RunReport:
     models = {pair.model: target.open(pair.model) for pair in matrix.pairs}
     run = _run_row(matrix)
     planned = plan_trials(matrix, run.run_id, models)
     with EvalStore.open(db) as store:
         store.begin_run(run_plan(matrix, run, models, planned))
-        loop = RunLoop(
-            store=store,
-            target=target,
-            progress=Unseen(),
-            observe=_calm,
-            clock=target.clock,
-        )
+        loop = RunLoop(store=store, target=target, progress=progress, observe=_calm)
         loop.run(planned, [])
         return build_report(store.load_run(run.run_id))
 
@@ -96,6 +93,7 @@ def _run_row(matrix: Matrix) -> RunRow:
         tag=f"feature-matrix[{HOST}]",
         command="",
         preset=choices.preset,
+        target=choices.target,
         seed=choices.seed,
         blocks=amounts.blocks,
         prompts=amounts.prompts,

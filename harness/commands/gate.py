@@ -1,3 +1,142 @@
 """`fm gate`."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
+
+from engine.errors import SettingError
+from harness import exit_codes
+from harness.commands.matrix_flags import CHOSEN, choices_of, matrix_options
+from harness.commands.places import DEFAULT_DB, DEFAULT_REPORTS, say
+
+if TYPE_CHECKING:
+    from harness.choices import Choices
+    from harness.policy.judgement import Judgement
+    from harness.session import Concluded
+
+FILE = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("run", required=False)
+@click.option("--base", metavar="REF", help="run the cells of this commit and of the checkout")
+@click.option("--resume", metavar="RUN", help="go on with a run of --base: its id, or latest")
+@click.option("--policy", default="default", help="what fails: a file, default or shared-runner")
+@click.option("--strict", is_flag=True, help="what could not be told fails too, with 4")
+@click.option("--junit", type=FILE, help="also write JUnit XML")
+@click.option("--summary", type=FILE, help="also write a Markdown summary")
+@click.option("--json", "json_path", type=FILE, help="also write this JSON")
+@matrix_options
+@click.option("--db", type=FILE, default=DEFAULT_DB, help="eval database")
+@click.option("--out", type=FILE, default=DEFAULT_REPORTS, help="folder for reports of --base")
+@click.option("--quiet", is_flag=True, help="plain lines instead of a progress bar")
+@click.pass_context
+def gate(
+    context: click.Context,
+    run: str | None,
+    base: str | None,
+    resume: str | None,
+    policy: str,
+    strict: bool,
+    junit: Path | None,
+    summary: Path | None,
+    json_path: Path | None,
+    db: Path,
+    out: Path,
+    quiet: bool,
+) -> int:
+    """Judge a stored RUN, or with --base this checkout against a commit, and exit by it.
+
+    0 passed, 1 regression, 2 wrong usage, 3 a correctness gate failed, 4 not to be told (0 without
+    --strict), 5 the machine was not fit, 6 something was not seen, 130 interrupted.
+    """
+    from harness.policy.files import Files
+    from harness.policy.policy_file import load_policy
+
+    files = Files(junit=junit, summary=summary, json=json_path)
+    rules = load_policy(policy)
+    files.check()
+    _check_flags(context, run, base, resume)
+    if base is not None or resume is not None:
+        concluded = _compared(_choices(context), base, resume, db, out, quiet)
+        if concluded.exit_code == exit_codes.INTERRUPTED:
+            return exit_codes.INTERRUPTED
+        run = concluded.run_id
+    from harness.policy.judge import judge
+    from harness.store import EvalStore
+
+    with EvalStore.open_existing(db) as store:
+        data = store.load_run(store.find_run(run or "latest").run_id)
+    judgement = judge(data, rules, is_strict=strict)
+    _show(judgement)
+    for line in files.write(judgement):
+        click.echo(line)
+    return judgement.exit_code
+
+
+def _compared(
+    chosen: Choices, base: str | None, resume: str | None, db: Path, out: Path, quiet: bool
+) -> Concluded:
+    """Run both sides, or go on with it."""
+    from engine.backend import require_backend
+    from harness.base.comparison import Comparison
+    from harness.progress import fetching_to, progress_for
+    from harness.session import Places
+
+    require_backend()
+    comparison = Comparison(
+        places=Places(db=db, reports=out, command="fm gate"),
+        progress=progress_for(sys.stderr, quiet),
+        fetching=fetching_to(sys.stderr),
+    )
+    if resume is not None:
+        concluded = comparison.resume(resume)
+    else:
+        assert base is not None
+        concluded = comparison.start(chosen, base)
+    for note in concluded.notes:
+        click.echo(note)
+    if concluded.exit_code == exit_codes.INTERRUPTED:
+        say(f"run {concluded.run_id} was interrupted")
+    return concluded
+
+
+def _choices(context: click.Context) -> Choices:
+    """Return the choices; without a word about it, the cells and the amounts of a gate."""
+    from harness.choices import GATE_CELLS, GATE_PRESET, GATE_WORKLOADS
+
+    usual = {"cells": GATE_CELLS, "workloads": GATE_WORKLOADS, "preset": GATE_PRESET}
+    for name, value in usual.items():
+        if not _is_given(context, name):
+            context.meta[CHOSEN][name] = value
+    return choices_of(context)
+
+
+def _check_flags(
+    context: click.Context, run: str | None, base: str | None, resume: str | None
+) -> None:
+    given = [
+        name for name, value in (("RUN", run), ("--base", base), ("--resume", resume)) if value
+    ]
+    if len(given) > 1:
+        raise SettingError(f"{' and '.join(given)} exclude each other; give one of them")
+    chosen = [name for name in context.meta[CHOSEN] if _is_given(context, name)]
+    if chosen and base is None:
+        flag = f"--{chosen[0].replace('_', '-')}"
+        raise SettingError(f"{flag} chooses what --base runs; add --base REF or drop {flag}")
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def _show(judgement: Judgement) -> None:
+    from harness.policy.summary import to_lines
+
+    for line in to_lines(judgement):
+        click.echo(line)

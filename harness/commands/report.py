@@ -25,7 +25,7 @@ def report(run: str, form: str, output: Path | None, db: Path) -> int:
     if form not in writers:
         raise UnknownNameError("format", form, writers)
     with EvalStore.open_existing(db) as store:
-        text = writers[form](build_report(store.load_run(store.find_run(run).run_id)))
+        text = writers[form](build_report(store.load_report(store.find_run(run).run_id)))
     if output is None:
         click.echo(text, nl=False)
     else:

@@ -62,10 +62,19 @@ def run(
 
 @click.command()
 @matrix_options
+@click.option(
+    "--db",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_DB,
+    help="eval database, whose past runs say how long trials take",
+)
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="also write this JSON")
 @click.pass_context
-def plan(context: click.Context) -> int:
-    """Show what `fm run` would run with the same flags, and why some of it would not."""
-    from harness.plan_text import plan_lines
+def plan(context: click.Context, db: Path, json_path: Path | None) -> int:
+    """Show what `fm run` would run with the same flags, what it leaves out, how long it takes."""
+    from harness.forecast import forecast, read_past
+    from harness.plan_text import plan_json, plan_lines
+    from harness.report import write_report
     from harness.session import checked, matrix_of
     from harness.targets import target_of
 
@@ -76,8 +85,12 @@ def plan(context: click.Context) -> int:
             for model in chosen.models:
                 target.open(model)
                 matrix = checked(matrix, model, target)
-    for line in plan_lines(matrix):
+    found = forecast(matrix, read_past(db, chosen.target))
+    for line in plan_lines(found):
         click.echo(line)
+    if json_path is not None:
+        write_report(json_path, plan_json(found))
+        click.echo(f"json: {json_path}")
     return exit_codes.PASS
 
 
@@ -87,6 +100,8 @@ def _show(concluded: Concluded, quiet: bool) -> None:
 
     from harness.report import plain_report, print_report
 
+    if concluded.exit_code == exit_codes.INTERRUPTED:
+        say(f"run {concluded.run_id} was interrupted")
     if concluded.report is not None:
         if quiet or not sys.stdout.isatty():
             click.echo(plain_report(concluded.report), nl=False)
@@ -94,5 +109,3 @@ def _show(concluded: Concluded, quiet: bool) -> None:
             print_report(concluded.report, Console())
     for note in concluded.notes:
         click.echo(note)
-    if concluded.exit_code == exit_codes.INTERRUPTED:
-        click.echo(f"fm: run {concluded.run_id} was interrupted", err=True)

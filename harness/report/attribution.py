@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from harness.report.figures import Acceptance, Roofline, StepTime
-from harness.store.rows import CellRow, RequestRow, TrialRow
+from harness.store.rows import CellRow, TrialRow
 
 PARTS: Mapping[str, str] = {
     "plan": "plan_s",
@@ -46,7 +46,7 @@ def step_time(trials: Iterable[TrialRow]) -> StepTime | None:
 def roofline(
     cell: CellRow,
     trials: Sequence[TrialRow],
-    requests: Iterable[RequestRow],
+    length: float | None,
     acceptance: Acceptance | None,
     aggregate: float,
     environment: Mapping[str, Any],
@@ -58,12 +58,11 @@ def roofline(
     average. What a drafter reads is not counted, nor what is written.
 
     Args:
-        requests: the measured ones of the trials.
+        length: mean cached length of a row over its decode steps, in tokens.
         aggregate: measured tokens a second at full occupancy.
         environment: of the run.
     """
     told = [trial for trial in trials if trial.weight_bytes is not None]
-    length = mean_length(requests)
     if not told or length is None:
         return None
     row_bytes = (told[-1].kv_row_bytes or 0) + length * (told[-1].kv_token_bytes or 0)
@@ -82,16 +81,3 @@ def roofline(
         bound_tok_s=bound,
         share=aggregate / bound,
     )
-
-
-def mean_length(requests: Iterable[RequestRow]) -> float | None:
-    """Return the mean cached length of a row over its decode steps, in tokens."""
-    told = [
-        (request.prompt_tokens, request.completion_tokens)
-        for request in requests
-        if request.prompt_tokens is not None and request.completion_tokens
-    ]
-    tokens = sum(completed for _, completed in told)
-    if not tokens:
-        return None
-    return sum(completed * (prompt + completed / 2) for prompt, completed in told) / tokens

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness.cell_name import on_side, side_of
-from harness.gates import grade_of
-from harness.grade import judge_conformance
+from harness.cell_name import on_side, parse_cell_name, side_of
+from harness.gates import outcome_of
+from harness.grade import Grade, judge_conformance
 from harness.report.attribution import roofline, step_time
 from harness.report.figures import (
     Acceptance,
@@ -24,8 +24,8 @@ from harness.report.figures import (
 from harness.report.refusals import cell_refusals
 from harness.stats import compare, drift, log_ratios
 from harness.store.index import Place, RunIndex
-from harness.store.loaded import AcceptPoint, BlockRow, CellTotals, FigureRow
-from harness.store.rows import CellRow, GateRow, RequestRow, TrialRow
+from harness.store.loaded import AcceptPoint, BlockRow, CellTotals, FigureRow, ReplyGroup
+from harness.store.rows import CellRow, GateRow, TrialRow
 
 SERIAL = "serial"
 AGGREGATE, E2E = "aggregate", "e2e"
@@ -60,15 +60,15 @@ class CellReader:
         cell, totals = self.index.cell(place), self._totals[place]
         is_timed = cell.kind != "routing"
         trials = self.index.trials(place)
-        requests = list(self.index.measured(trials))
+        replies = self.index.replies(place)
         rates = self._rates(place, self._figure(place)) if is_timed else {}
         speed = self._speed(place) if is_timed else _NO_SPEED
         acceptance = self._acceptance(place, totals)
         return CellFigures(
             place=place,
             cell=cell,
-            lane_taken=_only(item.lane_taken for item in requests),
-            lane_reason=_only(item.lane_reason for item in requests),
+            lane_taken=_only(item.lane_taken for item in replies),
+            lane_reason=_only(item.lane_reason for item in replies),
             num_blocks=totals.done,
             num_requests=totals.requests,
             failed_requests=totals.failed_requests,
@@ -82,7 +82,7 @@ class CellReader:
             others=tuple(self._others(place, cell)),
             acceptance=acceptance,
             grammar=self._grammar(place, cell),
-            conforming=self._conforming(place, requests),
+            conforming=self._conforming(place, replies),
             field_accuracy=totals.field_accuracy,
             peak_mlx_bytes=totals.peak_mlx_bytes,
             peak_rss_bytes=totals.peak_rss_bytes,
@@ -94,7 +94,7 @@ class CellReader:
             ),
             refusals=tuple(self._cell_refusals(place)) if is_timed else (),
             step_time=step_time(trials) if is_timed else None,
-            roofline=self._roofline(cell, trials, requests, acceptance, speed),
+            roofline=self._roofline(cell, trials, totals, acceptance, speed),
         )
 
     def against(self, place: Place, baseline: str | None) -> Against | None:
@@ -169,7 +169,7 @@ class CellReader:
         self,
         cell: CellRow,
         trials: Sequence[TrialRow],
-        requests: Sequence[RequestRow],
+        totals: CellTotals,
         acceptance: Acceptance | None,
         speed: Speed,
     ) -> Roofline | None:
@@ -177,7 +177,7 @@ class CellReader:
         if speed.aggregate is None:
             return None
         environment = self.index.data.run.environment
-        return roofline(cell, trials, requests, acceptance, speed.aggregate, environment)
+        return roofline(cell, trials, totals.mean_length, acceptance, speed.aggregate, environment)
 
     def _grammar(self, place: Place, cell: CellRow) -> Grammar | None:
         if not cell.has("grammar"):
@@ -193,26 +193,24 @@ class CellReader:
         )
 
     def _without_grammar(self, cell: CellRow) -> str | None:
-        features = tuple(word for word in cell.features if word != "grammar")
-        alike = [
-            other.name
-            for other in self.index.data.cells
-            if other.features == features
-            and (other.lane, other.max_rows, other.kind) == (cell.lane, cell.max_rows, cell.kind)
-            and side_of(other.name) == side_of(cell.name)
-        ]
-        variant = cell.name.partition("@")[2]
-        same = [name for name in alike if name.partition("@")[2] == variant]
-        return next(iter([*same, *alike]), None)
+        side = side_of(cell.name)
+        key = parse_cell_name(cell.name.removesuffix(f"@{side}") if side else cell.name)
+        name = on_side(str(key.without("grammar")), side)
+        return name if name in self.index.cells else None
 
-    def _conforming(self, place: Place, requests: Sequence[RequestRow]) -> Conforming | None:
+    def _conforming(self, place: Place, replies: Sequence[ReplyGroup]) -> Conforming | None:
         """Return how many replies conform, as the gate counts them, also for free text."""
-        is_graded = any(item.conformance is not None for item in requests)
+        is_graded = any(item.conformance is not None for item in replies)
         if not is_graded and not self.index.cell(place).has("grammar"):
             return None
+        grades = [
+            grade
+            for item in replies
+            if (outcome := outcome_of(item)) is not None
+            for grade in [Grade(outcome=outcome)] * item.n
+        ]
         verdict = judge_conformance(
-            [grade for item in requests if (grade := grade_of(item)) is not None],
-            allow_truncation=self.index.workloads[place.workload].allows_truncation,
+            grades, allow_truncation=self.index.workloads[place.workload].allows_truncation
         )
         if verdict.lower_bound is None:
             return None

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.grade import Outcome
 from harness.report.figures import Failure, NearTie, Skip
 from harness.store.index import RunIndex
-from harness.store.rows import RequestRow
+from harness.store.loaded import FailedReply
 
 
 def failures(index: RunIndex) -> Iterator[Failure]:
     """Yield failed trials, failed requests, and replies under a grammar that do not conform."""
     for place in index.places():
-        is_constrained = index.cell(place).has("grammar")
         for trial in index.trials(place):
             if trial.status == "failed":
                 yield Failure(
                     place=place, block=trial.block, prompt_id="", what=trial.reason, quote=""
                 )
-            for item in index.measured([trial]):
-                what = _what_failed(item, is_constrained=is_constrained)
-                if what:
-                    yield Failure(
-                        place=place,
-                        block=trial.block,
-                        prompt_id=item.prompt_id,
-                        what=what,
-                        quote=item.text or "",
-                    )
+            for item in index.failed(trial):
+                yield Failure(
+                    place=place,
+                    block=trial.block,
+                    prompt_id=item.prompt_id,
+                    what=_what_failed(item),
+                    quote=item.text or "",
+                )
 
 
 def skips(index: RunIndex) -> Iterator[Skip]:
@@ -55,11 +51,9 @@ def near_ties(index: RunIndex) -> Iterator[NearTie]:
             )
 
 
-def _what_failed(item: RequestRow, *, is_constrained: bool) -> str:
-    """Return what is wrong with a reply, "" for nothing; free text may break a schema."""
+def _what_failed(item: FailedReply) -> str:
+    """Return what is wrong with a reply."""
     if item.status != "ok":
         return item.error or item.status
-    if is_constrained and item.conformance not in (None, Outcome.OK):
-        detail = f": {item.conformance_detail}" if item.conformance_detail else ""
-        return f"{item.conformance}{detail}"
-    return ""
+    detail = f": {item.conformance_detail}" if item.conformance_detail else ""
+    return f"{item.conformance}{detail}"

@@ -28,7 +28,7 @@ STEP_LEGEND = (
     "plan: rows admitted, the step's slots chosen. draft: drafts proposed (a drafter that is a "
     "model computes and is waited for there) and cut to what the grammar allows. forward build: "
     "the graph of the forward built. forward launch: the forward handed to the device, which takes "
-    "as long as the device lets the host wait: on a CPU that is most of its computing. mask: "
+    "as long as the device makes the host wait: on a CPU that is most of its computing. mask: "
     "grammar masks filled. sample: the choice of every position built and handed over. host wait: "
     "waiting for the tokens. commit: drafts judged, grammars advanced, text made, ended rows "
     "freed. other: the rest. The device computes while the host does all this, and a forward "
@@ -38,21 +38,31 @@ ROOFLINE_LEGEND = (
     "MB/token: weights, and keys and values at the mean length, read for each committed token: "
     "the rows of a batch share the weights, and with drafts a target call commits several tokens "
     "(what the drafter reads is left out). bound: at the memory's speed as measured when the run "
-    "began. share: measured over bound."
+    "began, by reading and copying; above 100 % something else kept the memory busy then. "
+    "share: measured over bound."
 )
 
 
 def step_section(report: RunReport) -> str:
     """Return the section."""
-    timed = [(cell, cell.step_time) for cell in report.cells if cell.step_time is not None]
-    lined = [(cell, cell.roofline) for cell in report.cells if cell.roofline is not None]
-    parts = [TITLE]
-    if timed:
-        parts += [table(STEP, [_step_row(cell, time) for cell, time in timed]), STEP_LEGEND]
-    if lined:
-        rows = [_roofline_row(cell, line) for cell, line in lined]
-        parts += [table(ROOFLINE, rows), ROOFLINE_LEGEND]
+    steps, bounds, parts = step_rows(report), roofline_rows(report), [TITLE]
+    if steps:
+        parts += [table(STEP, steps), STEP_LEGEND]
+    if bounds:
+        parts += [table(ROOFLINE, bounds), ROOFLINE_LEGEND]
     return "\n\n".join(parts if len(parts) > 1 else [TITLE, NONE_LINE])
+
+
+def step_rows(report: RunReport) -> list[tuple[str, ...]]:
+    """Return the parts of a mean step of each cell that tells them, by the columns of STEP."""
+    return [_step_row(cell, cell.step_time) for cell in report.cells if cell.step_time is not None]
+
+
+def roofline_rows(report: RunReport) -> list[tuple[str, ...]]:
+    """Return what memory allows, beside what was measured, by the columns of ROOFLINE."""
+    return [
+        _roofline_row(cell, cell.roofline) for cell in report.cells if cell.roofline is not None
+    ]
 
 
 def _step_row(cell: CellFigures, time: StepTime) -> tuple[str, ...]:

@@ -107,12 +107,18 @@ def _row(cell: CellFigures) -> tuple[str, ...]:
 
 
 def _folded(name: str, width: int = 14) -> str:
-    """Break a cell name before a `+` or `@`, so that no part is wider than the column."""
+    """Break a cell name before a `+` or `@`, and where a part alone is wider than the column.
+
+    Lines after the first begin with a blank.
+    """
     lines = [""]
     for part in name.replace("+", "\n+").replace("@", "\n@").split("\n"):
-        if lines[-1] and len(lines[-1]) + len(part) > width:
+        if lines[-1].strip() and len(lines[-1]) + len(part) > width:
             lines.append(" ")
-        lines[-1] += part
+        for character in part:
+            if len(lines[-1]) == width:
+                lines.append(" ")
+            lines[-1] += character
     return "\n".join(lines)
 
 

@@ -72,7 +72,7 @@ def promote(
         ResultsError: nothing of the run may be written, or the page cannot be.
         FmError: there is no such run, or the database does not take the row.
     """
-    report = build_report(store.load_run(store.find_run(reference).run_id))
+    report = build_report(store.load_report(store.find_run(reference).run_id))
     promotion = promotion_of(report, with_unquotable=with_unquotable)
     page = read_page(destination)
     is_changed = write_page(destination, page.with_tables(promotion.tables))

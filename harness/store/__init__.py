@@ -1,7 +1,15 @@
 """The eval database: rows, migrations and the one class that reads and writes them."""
 
 from harness.store.connection import StoreError
-from harness.store.loaded import AcceptPoint, BlockRow, CellTotals, FigureRow, RunData
+from harness.store.loaded import (
+    AcceptPoint,
+    BlockRow,
+    CellTotals,
+    FailedReply,
+    FigureRow,
+    ReplyGroup,
+    RunData,
+)
 from harness.store.rows import (
     AcceptRow,
     CellRow,
@@ -36,12 +44,14 @@ __all__ = [
     "ConditionRow",
     "DivergenceRow",
     "EvalStore",
+    "FailedReply",
     "FigureRow",
     "GateRow",
     "ImportOutcome",
     "LawRow",
     "ModelRow",
     "PromotionRow",
+    "ReplyGroup",
     "RequestRow",
     "RunData",
     "RunPlan",

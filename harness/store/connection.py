@@ -24,6 +24,7 @@ MIGRATIONS = (
     "m004_client",
     "m005_step_parts",
     "m008_counters",
+    "m007_report_indexes",
 )
 """The names in harness.store.migrations, in order; a test holds the two together."""
 

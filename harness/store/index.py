@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from harness.store.loaded import RunData
+from harness.store.loaded import FailedReply, ReplyGroup, RunData
 from harness.store.rows import (
     CellRow,
     DivergenceRow,
@@ -44,6 +44,8 @@ class RunIndex:
     _model_by_key: dict[str, ModelRow] = field(init=False)
     _trials: dict[Place, list[TrialRow]] = field(init=False)
     _requests: dict[str, list[RequestRow]] = field(init=False)
+    _replies: dict[Place, list[ReplyGroup]] = field(init=False)
+    _failed: dict[str, list[FailedReply]] = field(init=False)
     _divergences: dict[tuple[str, str, str], list[DivergenceRow]] = field(init=False)
     _laws: dict[tuple[str, int], LawRow] = field(init=False)
 
@@ -61,6 +63,12 @@ class RunIndex:
         self._requests = defaultdict(list)
         for request in data.requests:
             self._requests[request.trial_id].append(request)
+        self._replies = defaultdict(list)
+        for group in data.replies:
+            self._replies[Place(group.model, group.workload, group.cell)].append(group)
+        self._failed = defaultdict(list)
+        for reply in data.failed:
+            self._failed[reply.trial_id].append(reply)
         self._divergences = defaultdict(list)
         for row in data.divergences:
             self._divergences[row.trial_id, row.prompt_id, row.reference].append(row)
@@ -95,10 +103,19 @@ class RunIndex:
 
     def measured(self, trials: Iterable[TrialRow]) -> Iterator[RequestRow]:
         """Yield the measured requests of some trials, warm-up left out."""
+        assert self.data.has_requests, "single requests were not loaded; see EvalStore.load_report"
         for trial in trials:
             for request in self._requests.get(trial.trial_id, []):
                 if request.phase == "measured":
                     yield request
+
+    def replies(self, place: Place) -> tuple[ReplyGroup, ...]:
+        """Return the measured replies of a place, counted by what a report tells of them."""
+        return tuple(self._replies.get(place, ()))
+
+    def failed(self, trial: TrialRow) -> tuple[FailedReply, ...]:
+        """Return the replies of a trial with something wrong, by position."""
+        return tuple(self._failed.get(trial.trial_id, ()))
 
     def judged(self, request: RequestRow, reference: str) -> tuple[DivergenceRow, ...]:
         """Return what the oracle said of a reply that parts from the reference cell's."""

@@ -13,6 +13,7 @@ from harness.store.rows import (
     LawRow,
     ModelRow,
     RequestRow,
+    RequestStatus,
     RunRow,
     TrialRow,
     WorkloadRow,
@@ -70,7 +71,11 @@ class BlockRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellTotals:
-    """Counts of one cell over all its blocks, from view v_cell; model to cell are names."""
+    """Counts of one cell over all its blocks, from view v_cell; model to cell are names.
+
+    Args:
+        mean_length: cached tokens of a row, prompt and half of its reply, mean over reply tokens.
+    """
 
     model: str
     workload: str
@@ -94,6 +99,7 @@ class CellTotals:
     field_accuracy: float | None
     peak_mlx_bytes: int | None
     peak_rss_bytes: int | None
+    mean_length: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +115,44 @@ class AcceptPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyGroup:
+    """Measured replies of one cell that are alike in these columns, from view v_replies."""
+
+    model: str
+    workload: str
+    cell: str
+    status: RequestStatus
+    lane_taken: str
+    lane_reason: str
+    conformance: str | None
+    n: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedReply:
+    """A measured reply with something wrong, from view v_failed_reply.
+
+    It failed, or it does not conform and was made under a grammar.
+    """
+
+    trial_id: str
+    position: int
+    prompt_id: str
+    status: RequestStatus
+    conformance: str | None
+    conformance_detail: str
+    error: str | None
+    text: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:
     """Everything stored about one run, in a fixed order: same rows, same value.
 
     Args:
-        figures, blocks, totals, accept_curve: what the views say of it.
+        requests, accepts, laws: single observations, which only gates and a resumed run need;
+            empty where `has_requests` is False.
+        figures, blocks, totals, accept_curve, replies, failed: what the views say of it.
     """
 
     run: RunRow
@@ -131,3 +170,6 @@ class RunData:
     blocks: tuple[BlockRow, ...]
     totals: tuple[CellTotals, ...]
     accept_curve: tuple[AcceptPoint, ...]
+    replies: tuple[ReplyGroup, ...]
+    failed: tuple[FailedReply, ...]
+    has_requests: bool = True

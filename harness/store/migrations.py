@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlite_utils import Database, Migrations
 
-from harness.store.views import FIRST_VIEWS
+from harness.store.views import FIRST_VIEWS, REPORT_INDEXES
 
 migrations = Migrations("fm")
 
@@ -295,3 +295,9 @@ ALTER TABLE trials ADD COLUMN counters TEXT NOT NULL DEFAULT '{}';
 def m008_counters(db: Database) -> None:
     """Add what an engine counts of its own work, which no clock disturbs."""
     _run_each(db, _COUNTERS)
+
+
+@migrations()
+def m007_report_indexes(db: Database) -> None:
+    """Make the figures of large runs quick to read."""
+    _run_each(db, REPORT_INDEXES)

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 from typing import TypeVar
 
 from harness.store.codec import decode
-from harness.store.loaded import AcceptPoint, BlockRow, CellTotals, FigureRow, RunData
+from harness.store.loaded import (
+    AcceptPoint,
+    BlockRow,
+    CellTotals,
+    FailedReply,
+    FigureRow,
+    ReplyGroup,
+    RunData,
+)
 from harness.store.rows import (
     AcceptRow,
     CellRow,
@@ -54,6 +63,29 @@ def pending_trials(raw: sqlite3.Connection, run_id: str) -> tuple[TrialRow, ...]
 
 def run_data(raw: sqlite3.Connection, run_id: str) -> RunData | None:
     """Return everything about one run, None when there is no such run."""
+    data = _figures(raw, run_id)
+    return None if data is None else _with_requests(raw, data)
+
+
+def report_data(raw: sqlite3.Connection, run_id: str) -> RunData | None:
+    """Return what a report needs: single requests only where no gates are stored to be read."""
+    data = _figures(raw, run_id)
+    return data if data is None or data.gates else _with_requests(raw, data)
+
+
+def _with_requests(raw: sqlite3.Connection, data: RunData) -> RunData:
+    run_id = data.run.run_id
+    return replace(
+        data,
+        requests=_of_trials(raw, RequestRow, "requests", "position", run_id),
+        accepts=_of_trials(raw, AcceptRow, "accept_pos", "pos", run_id),
+        laws=_of_trials(raw, LawRow, "laws", "position", run_id),
+        has_requests=True,
+    )
+
+
+def _figures(raw: sqlite3.Connection, run_id: str) -> RunData | None:
+    """Return all about one run but its single requests, None when there is no such run."""
     found = raw.execute(f"{_RUNS} WHERE run_id = ?", (run_id,)).fetchone()
     if found is None:
         return None
@@ -68,18 +100,27 @@ def run_data(raw: sqlite3.Connection, run_id: str) -> RunData | None:
             "SELECT * FROM trials WHERE run_id = ? ORDER BY block, order_in_block, trial_id",
             run_id,
         ),
-        requests=_of_trials(raw, RequestRow, "requests", "position", run_id),
-        accepts=_of_trials(raw, AcceptRow, "accept_pos", "pos", run_id),
+        requests=(),
+        accepts=(),
         divergences=_of_trials(
             raw, DivergenceRow, "divergences", "prompt_id, reference, position", run_id
         ),
-        laws=_of_trials(raw, LawRow, "laws", "position", run_id),
+        laws=(),
         conditions=_of_run(raw, ConditionRow, "conditions", "sampled_at, phase", run_id),
         gates=_of_run(raw, GateRow, "gates", f"name, {_NAMES}", run_id),
         figures=_of_run(raw, FigureRow, "v_figure", f"{_NAMES}, figure", run_id),
         blocks=_of_run(raw, BlockRow, "v_composition", f"{_NAMES}, block", run_id),
         totals=_of_run(raw, CellTotals, "v_cell", _NAMES, run_id),
         accept_curve=_of_run(raw, AcceptPoint, "v_accept_curve", f"{_NAMES}, pos", run_id),
+        replies=_of_run(
+            raw,
+            ReplyGroup,
+            "v_replies",
+            f"{_NAMES}, status, lane_taken, lane_reason, conformance",
+            run_id,
+        ),
+        failed=_of_run(raw, FailedReply, "v_failed_reply", "trial_id, position", run_id),
+        has_requests=False,
     )
 
 

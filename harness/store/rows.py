@@ -49,7 +49,7 @@ class RunRow:
 
     Args:
         run_id: a ULID, see new_id.
-        tag: `feature-matrix[host]`.
+        tag: `feature-matrix[host]`, and the words of `--tag` after it.
         command: the command line that repeats the run.
         settings: what the command line chose, enough for `--resume` to rebuild the plan:
             cells, models, workloads, target, max_tokens, ...

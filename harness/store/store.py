@@ -14,6 +14,7 @@ from engine.errors import UnknownNameError
 from harness.store import reads, writes
 from harness.store.codec import encode, to_json
 from harness.store.connection import Connection, StoreError
+from harness.store.history import PastCell, past_cells
 from harness.store.loaded import RunData
 from harness.store.rows import (
     ComparisonRow,
@@ -125,16 +126,27 @@ class EvalStore:
         """Return the newest runs, newest first."""
         return self._connection.read(lambda raw: reads.newest_runs(raw, limit))
 
+    def past_cells(self, run_id: str) -> tuple[PastCell, ...]:
+        """Return what the cells of a run took, for those that plan the next one."""
+        return self._connection.read(lambda raw: past_cells(raw, run_id))
+
     def pending_trials(self, run_id: str) -> tuple[TrialRow, ...]:
         """Return the trials that still have to run, by block and order in it."""
         return self._connection.read(lambda raw: reads.pending_trials(raw, run_id))
 
     def load_run(self, run_id: str) -> RunData:
         """Return everything stored about a run; UnknownNameError for an id that is not there."""
-        data = self._connection.read(lambda raw: reads.run_data(raw, run_id))
-        if data is None:
-            raise UnknownNameError("run", run_id, [run.run_id for run in self.list_runs(10)])
-        return data
+        return self._known(run_id, self._connection.read(lambda raw: reads.run_data(raw, run_id)))
+
+    def load_report(self, run_id: str) -> RunData:
+        """Return what a report of a run needs, which is small however many requests it has.
+
+        Single requests are there only for a run whose gates were not stored yet. Raises as
+        load_run does.
+        """
+        return self._known(
+            run_id, self._connection.read(lambda raw: reads.report_data(raw, run_id))
+        )
 
     def record_trial(self, record: TrialRecord) -> SaveOutcome:
         """Store a trial (status done, failed or skipped) with all its requests, in one transaction.
@@ -251,6 +263,11 @@ class EvalStore:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _known(self, run_id: str, data: RunData | None) -> RunData:
+        if data is None:
+            raise UnknownNameError("run", run_id, [run.run_id for run in self.list_runs(10)])
+        return data
 
     def _record(self, run_id: str, kind: str, contents: Sequence[Mapping[str, Any]]) -> SaveOutcome:
         """Write observations of one kind in one transaction, else spool them."""

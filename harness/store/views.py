@@ -157,3 +157,147 @@ LEFT JOIN comparisons AS c
     AND c.cell = v.cell AND c.baseline = v.baseline AND c.metric = 'aggregate'
 ORDER BY r.created_at DESC, v.model, v.workload, v.cell;
 """
+
+REPORT_INDEXES = """
+CREATE INDEX requests_figures ON requests (
+    trial_id, phase, status, prompt_tokens, completion_tokens, ttft_s, ttft_visible_s, last_token_s,
+    count_source, cached_tokens, lane_taken, lane_reason, drafted, accepted, target_calls,
+    illegal_drafts, conformance, field_accuracy
+);
+
+DROP VIEW v_figure;
+DROP VIEW v_cell;
+
+CREATE VIEW v_figure AS
+WITH placed AS (
+    SELECT v.*, (m.rowid << 40) + (w.rowid << 20) + c.rowid AS place
+    FROM v_trial AS v
+    JOIN trials AS t ON t.trial_id = v.trial_id
+    JOIN models AS m ON m.key = t.model
+    JOIN workloads AS w ON w.content_hash = t.workload
+    JOIN cells AS c ON c.content_hash = t.cell
+    WHERE v.status = 'done'
+), answered AS (
+    SELECT p.run_id, p.place, r.ttft_s, r.ttft_visible_s,
+        CASE WHEN r.completion_tokens >= 2 AND r.last_token_s > r.ttft_s
+            THEN (r.completion_tokens - 1) / (r.last_token_s - r.ttft_s) END AS per_stream_tok_s
+    FROM placed AS p
+    JOIN requests AS r ON r.trial_id = p.trial_id
+    WHERE r.phase = 'measured' AND r.status = 'ok'
+), observed AS (
+    SELECT run_id, place, 1 AS figure, aggregate_tok_s AS value FROM placed
+    UNION ALL
+    SELECT run_id, place, 2, e2e_tok_s FROM placed
+    UNION ALL
+    SELECT run_id, place, 3, grammar_overhead_pct FROM placed
+    UNION ALL
+    SELECT run_id, place, 4, mask_us_per_token FROM placed
+    UNION ALL
+    SELECT run_id, place, 5, per_stream_tok_s FROM answered
+    UNION ALL
+    SELECT run_id, place, 6, ttft_s FROM answered
+    UNION ALL
+    SELECT run_id, place, 7, ttft_visible_s FROM answered
+), ranked AS (
+    SELECT *,
+        CUME_DIST() OVER (PARTITION BY run_id, place, figure ORDER BY value) AS share
+    FROM observed WHERE value IS NOT NULL
+), summed AS (
+    SELECT run_id, place, figure,
+        COUNT(*) AS n,
+        MIN(value) AS low,
+        MIN(CASE WHEN share >= 0.5 THEN value END) AS p50,
+        MIN(CASE WHEN share >= 0.95 THEN value END) AS p95,
+        MAX(value) AS high
+    FROM ranked GROUP BY run_id, place, figure
+)
+SELECT s.run_id, m.name AS model, w.name AS workload, c.name AS cell,
+    CASE s.figure WHEN 1 THEN 'aggregate' WHEN 2 THEN 'e2e' WHEN 3 THEN 'grammar_overhead'
+        WHEN 4 THEN 'mask_us' WHEN 5 THEN 'per_stream' WHEN 6 THEN 'ttft'
+        ELSE 'ttft_visible' END AS figure,
+    s.n, s.low, s.p50, s.p95, s.high
+FROM summed AS s
+JOIN models AS m ON m.rowid = s.place >> 40
+JOIN workloads AS w ON w.rowid = (s.place >> 20) & 1048575
+JOIN cells AS c ON c.rowid = s.place & 1048575;
+
+CREATE VIEW v_cell AS
+WITH counted AS (
+    SELECT run_id, model, workload, cell, baseline, kind, lane, max_rows,
+        1 AS planned,
+        status = 'done' AS done,
+        status = 'failed' AS failed,
+        status = 'skipped' AS skipped,
+        status = 'pending' AS pending,
+        peak_mlx_bytes, peak_rss_bytes,
+        0 AS requests, 0 AS failed_requests, 0 AS empty_replies, 0 AS one_token_replies,
+        0 AS tokens, NULL AS drafted, NULL AS accepted, NULL AS target_calls,
+        NULL AS illegal_drafts, NULL AS conformance, NULL AS field_accuracy,
+        NULL AS decoded, NULL AS decoded_length
+    FROM v_trial
+    UNION ALL
+    SELECT t.run_id, t.model, t.workload, t.cell, t.baseline, t.kind, t.lane, t.max_rows,
+        0, 0, 0, 0, 0, NULL, NULL,
+        1, r.status <> 'ok',
+        r.status = 'ok' AND r.completion_tokens IS 0,
+        r.status = 'ok' AND r.completion_tokens IS 1,
+        r.completion_tokens, r.drafted, r.accepted,
+        CASE WHEN r.drafted IS NOT NULL THEN r.target_calls END,
+        r.illegal_drafts, r.conformance, r.field_accuracy,
+        CASE WHEN r.prompt_tokens IS NOT NULL THEN r.completion_tokens END,
+        r.completion_tokens * (r.prompt_tokens + r.completion_tokens / 2.0)
+    FROM requests AS r
+    JOIN v_trial AS t ON t.trial_id = r.trial_id
+    WHERE r.phase = 'measured' AND t.status = 'done'
+)
+SELECT run_id, model, workload, cell,
+    MAX(baseline) AS baseline, MAX(kind) AS kind, MAX(lane) AS lane, MAX(max_rows) AS max_rows,
+    SUM(planned) AS planned,
+    SUM(done) AS done,
+    SUM(failed) AS failed,
+    SUM(skipped) AS skipped,
+    SUM(pending) AS pending,
+    MAX(peak_mlx_bytes) AS peak_mlx_bytes,
+    MAX(peak_rss_bytes) AS peak_rss_bytes,
+    SUM(requests) AS requests,
+    SUM(failed_requests) AS failed_requests,
+    SUM(empty_replies) AS empty_replies,
+    SUM(one_token_replies) AS one_token_replies,
+    COALESCE(SUM(tokens), 0) AS tokens,
+    SUM(drafted) AS drafted,
+    SUM(accepted) AS accepted,
+    SUM(target_calls) AS target_calls,
+    SUM(illegal_drafts) AS illegal_drafts,
+    COUNT(conformance) AS graded,
+    COALESCE(SUM(conformance = 'ok'), 0) AS conforming,
+    AVG(field_accuracy) AS field_accuracy,
+    CASE WHEN SUM(decoded) > 0 THEN SUM(decoded_length) / SUM(decoded) END AS mean_length
+FROM counted GROUP BY run_id, model, workload, cell;
+
+CREATE VIEW v_replies AS
+SELECT t.run_id, t.model, t.workload, t.cell,
+    r.status, r.lane_taken, r.lane_reason, r.conformance,
+    COUNT(*) AS n
+FROM requests AS r
+JOIN v_trial AS t ON t.trial_id = r.trial_id
+WHERE r.phase = 'measured'
+GROUP BY t.run_id, t.model, t.workload, t.cell,
+    r.status, r.lane_taken, r.lane_reason, r.conformance;
+
+CREATE VIEW v_failed_reply AS
+SELECT t.run_id, t.model, t.workload, t.cell, t.block,
+    r.trial_id, r.position, r.prompt_id, r.status, r.conformance, r.conformance_detail,
+    r.error, r.text
+FROM requests AS r
+JOIN trials AS p ON p.trial_id = r.trial_id
+JOIN cells AS c ON c.content_hash = p.cell
+JOIN v_trial AS t ON t.trial_id = r.trial_id
+WHERE r.phase = 'measured' AND (
+    r.status <> 'ok'
+    OR (r.conformance <> 'ok' AND 'grammar' IN (SELECT value FROM json_each(c.features)))
+);
+"""
+"""Reports of large runs: an index that holds all a figure needs, so that texts stay unread, and
+views that sort numbers by numbers instead of by names. CUME_DIST is the share of observations at
+or below a value, so the first value whose share reaches p % is the nearest rank.
+"""

@@ -21,7 +21,7 @@ from harness.cell import (
     CellCatalogue,
     CellKind,
     load_cells,
-    read_cell,
+    read_cells,
 )
 from harness.cell_name import parse_cell_name
 from harness.planned import cell_row
@@ -266,7 +266,8 @@ def test_the_digest_changes_with_every_setting(tmp_path: Path) -> None:
 def written(folder: Path, text: str) -> Cell:
     path = folder / "cell.toml"
     path.write_text(text)
-    return read_cell(path)
+    _, (cell,) = read_cells(path)
+    return cell
 
 
 @pytest.mark.parametrize(
@@ -331,7 +332,7 @@ def test_bytes_that_are_no_text_are_an_fm_error(tmp_path: Path) -> None:
     path = tmp_path / "cell.toml"
     path.write_bytes(b"name = '\xff'\n")
     with pytest.raises(SettingError, match="cannot be read"):
-        read_cell(path)
+        read_cells(path)
 
 
 def test_an_empty_folder_and_a_doubled_cell_are_refused(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from harness.cell import CellKind
 from harness.cell_name import CellName
 from harness.http_target import FmServer, HttpTarget
 from harness.in_process import InProcess
+from harness.report.attribution import step_time
 from harness.run import interruptible
 from harness.sampling import Sampling
 from harness.serve_flags import ENGINE_FLAGS, engine_flags
@@ -132,6 +133,12 @@ def test_sums_of_decode_steps_come_from_the_server(target: HttpTarget) -> None:
     masked = run(target, "grammar", PEOPLE).trial
     assert masked.mask_tokens
     assert 0 < (masked.mask_s or 0) < (masked.step_s or 0)
+    told = step_time([masked])
+    assert told is not None
+    assert all(told.parts_s[part] > 0 for part in told.parts_s if part != "draft")
+    assert masked.weight_bytes == record.trial.weight_bytes
+    assert record.trial.weight_bytes
+    assert record.trial.kv_token_bytes
 
 
 def test_what_nobody_tells_is_absent_and_never_nought(target: HttpTarget) -> None:

@@ -20,6 +20,7 @@ from engine.errors import ModelError, SettingError
 from harness import exit_codes, gates
 from harness.cell import load_cells
 from harness.choices import Choices
+from harness.interrupts import interruptible
 from harness.matrix import Matrix, plan_matrix
 from harness.planned import (
     choices_of,
@@ -30,7 +31,7 @@ from harness.planned import (
     settings_of,
 )
 from harness.progress import LineProgress
-from harness.run import Outcome, RunLoop, interruptible
+from harness.run import Outcome, RunLoop
 from harness.store import (
     ConditionRow,
     EvalStore,

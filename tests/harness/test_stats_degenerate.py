@@ -1,4 +1,4 @@
-"""Input that no machine should give, and some do: statistics answer with None, never with NaN."""
+"""Input that no machine should give, and some do: statistics answer None, and never NaN."""
 
 from __future__ import annotations
 

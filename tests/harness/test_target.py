@@ -18,6 +18,7 @@ from engine.request import Request, TokenEvent
 from harness.clock import StepTally
 from harness.drive import Watch, drive
 from harness.in_process import InProcess
+from harness.report.attribution import step_time
 from harness.sampling import Sampling
 from harness.store import RequestRow, TrialRecord
 from harness.target import Parting, SampledReply
@@ -30,6 +31,9 @@ def target() -> Iterator[InProcess]:
     opened.open("tiny-thinking")
     yield opened
     opened.close()
+
+
+ONLY_SOME = ("draft", "mask")
 
 
 def test_a_trial_records_every_request_in_order_with_times_and_counts(target: InProcess) -> None:
@@ -51,6 +55,20 @@ def test_a_trial_records_every_request_in_order_with_times_and_counts(target: In
     assert trial.wall_s >= max(row.e2e_s or 0 for row in rows)
     assert trial.peak_mlx_bytes
     assert trial.peak_rss_bytes
+
+
+@pytest.mark.parametrize("cell", ["serial", "batch4", "serial+spec", "serial+spec+grammar"])
+def test_a_trial_tells_where_its_steps_spent_their_time(target: InProcess, cell: str) -> None:
+    trial = run(target, cell, PEOPLE).trial
+    told = step_time([trial])
+    assert told is not None
+    assert trial.decode_steps
+    assert all(seconds > 0 for part, seconds in told.parts_s.items() if part not in ONLY_SOME)
+    assert bool(told.parts_s["mask"]) == ("grammar" in cell)
+    assert sum(told.parts_s.values()) == pytest.approx(told.step_s)
+    assert trial.weight_bytes
+    assert trial.kv_token_bytes
+    assert trial.kv_row_bytes == 0
 
 
 def test_the_aggregate_of_the_serial_lane_is_all_decode_steps(target: InProcess) -> None:

@@ -61,9 +61,18 @@ def _part(role: str, part: Part, content: Content) -> Element:
     return el("div", attributes, content)
 
 
-def drawing(label: str, height: int, content: Content) -> Element:
-    """Return an SVG as wide as its place; `label` says in words what it shows."""
-    attributes: Attributes = {"role": "img", "aria-label": label, "width": "100%", "height": height}
+def drawing(label: str, height: int, content: Content, width: int | None = None) -> Element:
+    """Return an SVG; `label` says in words what it shows.
+
+    Args:
+        width: pixels, where there is room for them; None takes all the room there is.
+    """
+    attributes: Attributes = {
+        "role": "img",
+        "aria-label": label,
+        "width": "100%" if width is None else width,
+        "height": height,
+    }
     return el("svg", attributes, content)
 
 

@@ -20,7 +20,15 @@ from harness.report.checks import (
 from harness.report.figures import RunReport
 from harness.report.html.element import Content, el
 from harness.report.html.failures import first_failures
-from harness.report.html.table import Cell, Column, number_cell, shown_table, table, text_cell
+from harness.report.html.table import (
+    Cell,
+    Column,
+    number_cell,
+    shown_table,
+    still,
+    table,
+    text_cell,
+)
 from harness.report.html.words import note, status
 from harness.store.index import Place
 from harness.store.rows import GateRow
@@ -37,10 +45,10 @@ def _gates(report: RunReport) -> Iterator[Content]:
     else:
         rows = [
             [
-                text_cell(gate.name),
-                Cell(status(gate.status), gate.status),
-                number_cell(numbers.percent(gate.observed, 1), gate.observed),
-                number_cell(str(gate.n), gate.n),
+                still(gate.name),
+                still(status(gate.status)),
+                still(numbers.percent(gate.observed, 1)),
+                still(str(gate.n)),
             ]
             for gate in report.summaries
         ]
@@ -58,15 +66,15 @@ def _gates(report: RunReport) -> Iterator[Content]:
 
 
 def _open_gate(gate: GateRow, links: Mapping[Place, str]) -> list[Cell]:
-    """Return one line of OPEN_GATES; one that failed leads to the replies that show it."""
+    """Return one line of OPEN_GATES; conformance leads to the replies that failed."""
     address = links.get(Place(gate.model, gate.workload, gate.cell))
-    leads = gate.status == "fail" and address is not None
+    leads = gate.name == "conformance" and gate.status == "fail" and address is not None
     link = el("a", {"href": f"#{address}"}, "first failure") if leads else None
     return [
         *map(text_cell, (gate.model, gate.workload, gate.cell, gate.name)),
         Cell(status(gate.status), gate.status),
         number_cell(str(gate.n), gate.n),
-        Cell((el("bdi", None, gate.detail), " " if link else None, link), gate.detail),
+        Cell(el("div", {"class": "told"}, el("bdi", None, gate.detail), " ", link), gate.detail),
     ]
 
 

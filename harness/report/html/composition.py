@@ -11,7 +11,7 @@ from harness.report.html.failures import first_failures
 from harness.report.html.forest import forest
 from harness.report.html.strips import strips
 from harness.report.html.table import Cell, Column, number_cell, table, text_cell
-from harness.report.html.words import listed, name, note
+from harness.report.html.words import listed, name, note, prose
 from harness.report.notes import group_notes
 from harness.store.index import Place
 
@@ -29,7 +29,7 @@ def composition(report: RunReport) -> Content:
         return note("Nothing ran.")
     links = first_failures(report)
     groups = [_group(group, group_id(at), links) for at, group in enumerate(report.groups)]
-    return (_contents(report), groups, note(LEGEND))
+    return (_contents(report), groups, note(prose(LEGEND)))
 
 
 def _contents(report: RunReport) -> Content:
@@ -86,10 +86,10 @@ def _conforming(cell: CellFigures, shown: str, links: Mapping[Place, str]) -> Ce
     value = cell.conforming
     key = None if value is None else value.lower_bound
     address = links.get(cell.place)
-    content: Content = shown
-    if address is not None:
-        content = (el("a", {"href": f"#{address}"}, shown),)
-    return Cell(content, key)
+    if address is None:
+        return Cell(shown, key)
+    told = "failures" if value is None else shown
+    return Cell(el("a", {"href": f"#{address}"}, told), key)
 
 
 def _notes(group: Group) -> Iterator[Content]:

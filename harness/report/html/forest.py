@@ -55,14 +55,25 @@ _KEY = (
 
 @dataclass(frozen=True, slots=True)
 class _Row:
+    """One ratio.
+
+    Args:
+        is_again: the row above it is of the same cell.
+    """
+
     cell: str
     against: Against
+    is_again: bool = False
     is_noise: bool = False
 
 
 def forest(group: Group) -> Content:
     """Return the plot of one model on one workload; None where nothing was compared."""
-    rows = [_Row(cell.place.cell, against) for cell in group.cells for against in cell.ratios]
+    rows = [
+        _Row(cell.place.cell, against, is_again=at > 0)
+        for cell in group.cells
+        for at, against in enumerate(cell.ratios)
+    ]
     if group.noise is not None:
         rows.append(_Row(group.noise.baseline, group.noise, is_noise=True))
     if not rows:
@@ -74,10 +85,10 @@ def forest(group: Group) -> Content:
         Part("plot", _axis(scale)),
         Part("ratio", "ratio (95 % CI)", "ratio"),
         Part("verdict", "verdict"),
-        Part("small", "n", "n"),
-        Part("small", "wins", "wins"),
-        Part("small", "detectable", "detectable"),
-        Part("small", "CV", "CV"),
+        Part("small n", "n", "n"),
+        Part("small wins", "wins", "wins"),
+        Part("small detectable", "detectable", "detectable"),
+        Part("small cv", "CV", "CV"),
     )
     chart = Chart(
         kind="forest",
@@ -97,7 +108,7 @@ def _values(against: Against) -> Iterator[float]:
 def _row(row: _Row, scale: RatioScale) -> Sequence[Content]:
     ratio = row.against.ratio
     return (
-        (name(row.cell), el("span", {"class": "aside"}, " noise floor") if row.is_noise else None),
+        _cell(row),
         "its own repeat" if row.is_noise else name(row.against.baseline),
         _plot(row, scale),
         numbers.interval(ratio),
@@ -107,6 +118,11 @@ def _row(row: _Row, scale: RatioScale) -> Sequence[Content]:
         numbers.percent(ratio.minimum_detectable, 1),
         numbers.percent(ratio.cv, 1),
     )
+
+
+def _cell(row: _Row) -> Element:
+    told = el("span", {"class": "aside"}, " noise floor") if row.is_noise else None
+    return el("span", {"class": "again" if row.is_again else None}, name(row.cell), told)
 
 
 def verdict(ratio: Ratio) -> Element:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 from harness import exit_codes
 from harness.report.checks import NONE_LINE
 from harness.report.figures import RunReport
 from harness.report.html.element import Content, Element, el
-from harness.report.html.table import shown_table
+from harness.report.html.table import Column, still, table
 from harness.report.html.words import listed, name, note
 from harness.report.markdown import cap_of, flatten, origin
 from harness.report.outcome import outcome_word
 
+_INSTANT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?Z")
+
 _TONES = {exit_codes.PASS: "pass", exit_codes.INCOMPLETE: "incomplete"}
 
-ENVIRONMENT = (("what", False), ("value", False))
+ENVIRONMENT = (Column("what"), Column("value"))
 
 
 def title(report: RunReport) -> str:
@@ -28,13 +32,13 @@ def banner(report: RunReport) -> Element:
     tone = _TONES.get(report.exit_code, "fail")
     facts = (
         ("run", run.run_id),
-        ("date", run.created_at),
+        ("date", _instant(run.created_at)),
         ("preset", run.preset),
         ("blocks", str(run.blocks)),
         ("prompts a block", str(run.prompts)),
-        ("cap", f"{cap_of(run)} tokens a reply"),
         ("seed", str(run.seed)),
         ("exit code", str(report.exit_code)),
+        ("cap", f"{cap_of(run)} tokens a reply; a grammar cell keeps what its schema needs"),
     )
     return el(
         "header",
@@ -54,8 +58,13 @@ def banner(report: RunReport) -> Element:
                 for what, value in facts
             ],
         ),
-        note("A grammar cell keeps the tokens that its schema needs."),
     )
+
+
+def _instant(stored: str) -> str:
+    """Return an instant as people read it, to the second; another text as it is."""
+    found = _INSTANT.fullmatch(stored)
+    return stored if found is None else f"{found[1]} {found[2]} UTC"
 
 
 def _quotable(report: RunReport) -> Content:
@@ -67,8 +76,8 @@ def _quotable(report: RunReport) -> Content:
 
 def environment(report: RunReport) -> Content:
     """Return what is known of the machine, and what its samples warned of."""
-    rows = list(flatten(report.environment))
-    known = shown_table("environment", ENVIRONMENT, rows) if rows else note(NONE_LINE)
+    rows = [list(map(still, map(name, row))) for row in flatten(report.environment)]
+    known = table("environment", ENVIRONMENT, rows) if rows else note(NONE_LINE)
     warned = None
     if report.warnings:
         warned = (

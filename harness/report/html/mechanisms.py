@@ -10,18 +10,24 @@ from harness.report.figures import Acceptance, CellFigures, RunReport
 from harness.report.html.chart import Chart, Part, bar, drawing, segment, written
 from harness.report.html.element import Content, Element, el
 from harness.report.html.table import shown_table
-from harness.report.html.words import name, note
+from harness.report.html.words import name, note, prose
 from harness.report.mechanisms import (
     GRAMMAR,
     GRAMMAR_LEGEND,
+    HISTOGRAM_LEGEND,
     acceptance_columns,
     acceptance_rows,
     grammar_rows,
+    histogram_columns,
+    histogram_rows,
 )
 
 HEIGHT = 56
 _BASE = HEIGHT - 4
 _TOP = 16
+_SLOT = 68
+"""Pixels a position takes, where there is room."""
+
 _FILL = 0.72
 """Share of a position's width that its bar takes."""
 
@@ -34,7 +40,10 @@ def grammar(report: RunReport) -> Content:
     rows = grammar_rows(report)
     if not rows:
         return note(NONE_LINE)
-    return (shown_table("what a grammar costs", GRAMMAR, rows, heads=3), note(GRAMMAR_LEGEND))
+    return (
+        shown_table("what a grammar costs", GRAMMAR, rows, heads=3),
+        note(prose(GRAMMAR_LEGEND)),
+    )
 
 
 def acceptance(report: RunReport) -> Content:
@@ -43,7 +52,18 @@ def acceptance(report: RunReport) -> Content:
     if not rows:
         return note(NONE_LINE)
     label = "drafts by cell, and the share accepted at each position"
-    return (_bars(report), shown_table(label, acceptance_columns(report), rows, heads=3))
+    table = shown_table(label, acceptance_columns(report), rows, heads=3)
+    return (_bars(report), table, _histogram(report))
+
+
+def _histogram(report: RunReport) -> Content:
+    """Return how many drafts a call accepted, where any cell tells."""
+    rows = histogram_rows(report)
+    if not rows:
+        return None
+    label = "calls by how many drafts they accepted"
+    table = shown_table(label, histogram_columns(report), rows, heads=3)
+    return (table, note(prose(HISTOGRAM_LEGEND)))
 
 
 def _bars(report: RunReport) -> Content:
@@ -82,7 +102,7 @@ def _axis(width: int) -> Element:
         written("tick", _left(at, width) + _wide(width) / 2, 13, str(at + 1))
         for at in range(0, width, width // _MAX_NUMBERED + 1)
     ]
-    return drawing("position of the draft", 18, marks)
+    return drawing("position of the draft", 18, marks, width=width * _SLOT)
 
 
 def _curve(cell: CellFigures, found: Acceptance, width: int) -> Element:
@@ -99,7 +119,8 @@ def _curve(cell: CellFigures, found: Acceptance, width: int) -> Element:
     label = f"{cell.place.cell}: " + ", ".join(
         f"position {at + 1} {numbers.percent(share)}" for at, share, _ in shares
     )
-    return drawing(label, HEIGHT, (ground, [_bar(width, *share) for share in shares]))
+    bars = [_bar(width, *share) for share in shares]
+    return drawing(label, HEIGHT, (ground, bars), width=width * _SLOT)
 
 
 def _bar(width: int, at: int, share: float, told: str) -> Content:

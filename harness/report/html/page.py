@@ -14,6 +14,7 @@ from harness.report.html import checks, frame, mechanisms
 from harness.report.html.composition import composition
 from harness.report.html.element import FAVICON, Content, Element, Inline, el, render
 from harness.report.html.failures import failures
+from harness.report.html.steps import steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ SECTIONS = (
     Section("composition", "Composition", composition),
     Section("grammar", "Grammar", mechanisms.grammar),
     Section("acceptance", "Acceptance by position", mechanisms.acceptance),
+    Section("steps", "Where a step's time goes", steps),
     Section("routing", "Routing checks", checks.routing),
     Section("failures", "Failures and skips", failures),
     Section("environment", "Environment", frame.environment),

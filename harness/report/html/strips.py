@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -13,11 +14,10 @@ from harness.report.html.scale import MARGIN, Scale
 from harness.report.html.words import name
 from harness.stats import TOLERANCE, percentile
 
-HEIGHT = 44
+HEIGHT = 52
 _PAD = 6
-_MIN_REACH = 0.05
-_MAX_REACH = 0.25
-"""A strip shows at least, and at most, this much above and below the median."""
+_STEP, _MAX_REACH = 0.05, 0.25
+"""A strip reaches a multiple of the one above and below the median, and at most the other."""
 
 _MAX_LABELS = 12
 
@@ -52,8 +52,10 @@ def strips(group: Group) -> Content:
 
 
 def _reach(cells: Sequence[CellFigures]) -> float:
-    farthest = max(abs(change) for cell in cells for _, change in _changes(cell.block_rates))
-    return min(max(farthest, _MIN_REACH), _MAX_REACH)
+    """Return how far the strips reach: nearly every block lies within, the odd one need not."""
+    changes = [abs(change) for cell in cells for _, change in _changes(cell.block_rates)]
+    usual = percentile(changes, 95) or 0.0
+    return min(math.ceil(usual / _STEP) * _STEP or _STEP, _MAX_REACH)
 
 
 def _changes(rates: Sequence[BlockRate]) -> list[tuple[BlockRate, float]]:

@@ -40,6 +40,11 @@ def text_cell(text: str) -> Cell:
     return Cell(name(text), text)
 
 
+def still(content: Content) -> Cell:
+    """Return a cell of a column that nobody needs to sort."""
+    return Cell(content, is_sortable=False)
+
+
 def number_cell(shown: str, value: float | None) -> Cell:
     """Return a cell that shows a number as reports print it and is sorted by its value."""
     return Cell(shown, value)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from harness.report.html.element import Content, Element, el
 from harness.store.index import Place
 
-_BREAKS = re.compile(r"(?=[+@/])")
+_BREAKS = re.compile(r"(?=[+@])|(?<![/:])(?=/)")
 
 MARKS = {"pass": "✓", "fail": "✕", "incomplete": "…"}
 """A sign beside the word of a gate's status, so that colour is not all that tells them apart."""
@@ -44,3 +44,8 @@ def listed(items: Iterable[Content]) -> Element:
 def unseen(text: str) -> Element:
     """Return a text for those who hear the page."""
     return el("span", {"class": "unseen"}, text)
+
+
+def prose(text: str) -> Content:
+    """Return a text of ours, in which backticks enclose code."""
+    return [el("code", None, part) if at % 2 else part for at, part in enumerate(text.split("`"))]

@@ -28,6 +28,7 @@ from harness.report import (
     to_markdown,
     write_report,
 )
+from harness.report.attribution import OTHER, PARTS
 from harness.report.figures import Spread
 from harness.report.tables import composition_table
 from harness.stats import compare
@@ -196,6 +197,9 @@ CELL_KEYS = [
     "mask_us_per_token",
     "conformance",
     "peak_bytes",
+    "step_parts_ms",
+    "accept_histogram",
+    "roofline",
 ]
 OBJECT_KEYS = {
     "tok_s": ["aggregate", "per_stream", "e2e"],
@@ -204,6 +208,8 @@ OBJECT_KEYS = {
     "acceptance": ["rate", "drafted", "accepted", "target_calls", "per_position"],
     "conformance": ["n", "ok", "lower_bound"],
     "peak_bytes": ["mlx", "rss"],
+    "step_parts_ms": [*PARTS, OTHER],
+    "roofline": ["bytes_per_token", "bandwidth_gb_s", "bound_tok_s", "share"],
 }
 
 

@@ -122,6 +122,7 @@ class Sample:
     conditions: list[ConditionRow] = field(default_factory=list)
     models: dict[str, ModelRow] = field(default_factory=lambda: {MODEL.key: MODEL})
     cells: dict[str, CellRow] = field(default_factory=lambda: dict(CELLS))
+    workloads: tuple[WorkloadRow, ...] = (CHAT, EXTRACT)
 
     @property
     def row(self) -> RunRow:
@@ -215,7 +216,7 @@ class Sample:
             RunPlan(
                 run=self.row,
                 models=tuple(self.models.values()),
-                workloads=(CHAT, EXTRACT),
+                workloads=self.workloads,
                 cells=tuple(self.cells.values()),
                 trials=tuple(self.planned),
             )

@@ -1,0 +1,256 @@
+"""The calibration of the harness: what docs/method.md promises, computed again.
+
+Simulated sessions, whole runs of a metronome, its overhead in real time, a build against itself.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from engine.errors import FmError
+from harness import exit_codes
+from harness.calibration.known import known_effects
+from harness.calibration.overhead import Overhead, measure_in_process, measure_over_http
+from harness.calibration.rehearsal import rehearse
+from harness.calibration.simulate import (
+    NOMINAL,
+    SCENARIOS,
+    Scenario,
+    detectable,
+    in_any,
+    invented,
+    margin,
+    mirrored,
+    one_after_another,
+    simulate,
+)
+from harness.choices import PRESETS, Choices
+from harness.in_process import local_target
+from harness.machine import read_machine
+from harness.report.gfm import table
+from harness.store import utc_now
+
+PARTS = ("simulation", "runs", "overhead", "http", "self")
+PRESETS_WITH_VERDICT = ("gate", "quote")
+NOISES = (0.01, 0.02, 0.03, 0.04, 0.06)
+EFFECTS = (0.05, 0.08)
+PROMPTS, TOKENS = 4, 256
+"""Of a trial of the overhead: 5 blocks of it are 20 replies and 5,120 tokens."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Calibration:
+    """What was found, and what of it breaks a promise."""
+
+    say: Say
+    figures: dict[str, Any] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+    def expect(self, is_kept: bool, promise: str) -> None:
+        """Take note of a promise that is not kept."""
+        if not is_kept:
+            self.failures.append(promise)
+
+    def simulation(self, sessions: int) -> None:
+        """Simulate sessions at no effect, and with one."""
+        for preset in PRESETS_WITH_VERDICT:
+            blocks = PRESETS[preset].blocks
+            self._no_effect(preset, blocks, sessions)
+            self._power(preset, blocks, sessions)
+        self._orders(sessions)
+
+    def runs(self, runs: int) -> None:
+        """Run metronomes of known effects from plan to report."""
+        found = known_effects(runs)
+        self.figures["runs"] = {cell: asdict(item) for cell, item in found.items()}
+        rows = [
+            (
+                cell,
+                f"{100 * item.effect:+.0f} %",
+                f"{item.covered} of {item.runs}",
+                *(str(item.verdicts.get(word, 0)) for word in VERDICTS),
+            )
+            for cell, item in found.items()
+        ]
+        head = ("cell", "true effect", "interval holds it", *VERDICTS)
+        self._show(f"Whole runs of a metronome, {runs} of preset gate", head, rows)
+        for cell, item in found.items():
+            wrong = {"slower"} if item.effect > 0 else {"faster"}
+            wrong = {"faster", "slower"} if not item.effect else wrong
+            most = NOMINAL + margin(NOMINAL, item.runs)
+            share = sum(item.verdicts.get(word, 0) for word in wrong) / item.runs
+            self.expect(share <= most, f"{cell}: a wrong verdict in {100 * share:.1f} % of runs")
+
+    def overhead(self, found: Overhead) -> None:
+        """Judge what the harness adds to what it measures."""
+        self.figures[found.target] = found.as_dict()
+        self.say(
+            f"Overhead {found.target}: {found.requests} replies at {found.tok_s:.1f} tok/s; "
+            f"rate {100 * found.per_stream_error:+.2f} %, TTFT {1000 * found.ttft_error_s:+.3f} ms"
+            + ("" if found.gap_s is None else f", {1e6 * found.gap_s:.1f} us between steps")
+        )
+        self.expect(found.is_small, f"overhead {found.target}: over 1 % or 1 ms")
+
+    def itself(self, model: str) -> None:
+        """Run one build twice in each block, and compare it with itself."""
+        choices = Choices(
+            cells=("serial",), models=(model,), workloads=("short-chat",), preset="gate"
+        )
+        target = local_target(tell=self.say)
+        try:
+            report = rehearse(choices, target)
+        finally:
+            target.close()
+        noise = report.groups[0].noise
+        if noise is None or noise.ratio.cv is None:
+            raise FmError(f"the run did not come to its end: {report.failures}")
+        ratio = noise.ratio
+        # The spread of a ratio is that of two trials.
+        trial_noise = noise.ratio.cv / math.sqrt(2)
+        self.figures["self"] = {"model": model, **asdict(ratio), "trial_noise": trial_noise}
+        self.say(
+            f"{model} against itself: {ratio.estimate:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] in "
+            f"{ratio.n} blocks, noise of a trial {100 * trial_noise:.1f} %; "
+            f"{'; '.join(report.refusals) or 'not told apart'}"
+        )
+
+    def _no_effect(self, preset: str, blocks: int, sessions: int) -> None:
+        rows, kept = [], []
+        for scenario in SCENARIOS:
+            tally = simulate(scenario, blocks=blocks, sessions=sessions)
+            kept.append({"scenario": asdict(scenario), "tally": asdict(tally)})
+            rows.append(
+                (
+                    scenario.name,
+                    *map(
+                        _percent,
+                        (
+                            tally.different,
+                            tally.different_when_given,
+                            tally.share("same"),
+                            tally.share("unclear"),
+                            tally.share("refused"),
+                            tally.by_noise_floor / sessions,
+                            tally.covered / sessions,
+                        ),
+                    ),
+                )
+            )
+            most = NOMINAL + margin(NOMINAL, sessions)
+            self.expect(
+                tally.different <= most,
+                f"{preset}, {scenario.name}: {100 * tally.different:.1f} % false differences",
+            )
+        self.figures[f"no effect, {preset}"] = kept
+        title = f"No effect, {preset}: {blocks} blocks, {sessions} sessions, percent of them"
+        self._show(title, NO_EFFECT_HEAD, rows)
+
+    def _power(self, preset: str, blocks: int, sessions: int) -> None:
+        rows, kept = [], []
+        for noise in NOISES:
+            machine = Scenario(name=f"noise {_percent(noise)} %", noise=noise)
+            found = {
+                effect: simulate(machine, blocks=blocks, sessions=sessions, effect=-effect)
+                for effect in EFFECTS
+            }
+            kept.append({"noise": noise, **{f"{key}": asdict(item) for key, item in found.items()}})
+            shares = [_percent(item.share("slower")) for item in found.values()]
+            intervals = [_percent(item.excludes_one / sessions) for item in found.values()]
+            pairs = [f"{a} ({b})" for a, b in zip(shares, intervals, strict=True)]
+            rows.append((machine.name, *pairs, _percent(detectable(noise, blocks))))
+        self.figures[f"power, {preset}"] = kept
+        title = (
+            f"Power, {preset}: {blocks} blocks, {sessions} sessions; percent called slower "
+            "(interval excludes 1)"
+        )
+        self._show(title, ("machine", "5 % slower", "8 % slower", "detectable %"), rows)
+
+    def _orders(self, sessions: int) -> None:
+        blocks = PRESETS["gate"].blocks
+        machine = Scenario(name="noise 1 %, drift 6 %", noise=0.01, drift=0.06)
+        shares = {
+            layout.__name__: invented(machine, blocks, sessions, layout)
+            for layout in (mirrored, one_after_another)
+        }
+        many = Scenario(name="noise 3 %, 9 cells", noise=0.03, cells=9)
+        few = min(sessions, 1000)
+        shares["any of 7 ratios"] = in_any(many, blocks, few)
+        self.figures["orders"] = shares
+        self.say(
+            f"{machine.name}: equal cells are told apart in "
+            f"{_percent(shares['one_after_another'])} % of sessions that run one cell after "
+            f"another, in {_percent(shares['mirrored'])} % of ours"
+        )
+        self.say(
+            f"{many.name}: at least one of 7 equal cells told apart in "
+            f"{_percent(shares['any of 7 ratios'])} % of {few} sessions"
+        )
+
+    def _show(self, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        columns = [(name, place > 0) for place, name in enumerate(head)]
+        self.say(f"\n{title}\n\n{table(columns, rows)}\n")
+
+
+VERDICTS = ("faster", "slower", "same", "unclear", "refused")
+NO_EFFECT_HEAD = (
+    "machine",
+    "false difference",
+    "of those given",
+    "same",
+    "unclear",
+    "refused",
+    "by A/A",
+    "interval holds 1",
+)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+@click.command(help=__doc__)
+@click.option("--only", type=click.Choice(PARTS), multiple=True, help="Parts; all when none given.")
+@click.option("--sessions", type=click.IntRange(100), default=4000, show_default=True)
+@click.option("--runs", type=click.IntRange(1), default=60, show_default=True)
+@click.option("--model", default="smollm2-135m", show_default=True, help="Runs against itself.")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, writable=True))
+def main(only: Sequence[str], sessions: int, runs: int, model: str, json_path: str | None) -> None:
+    """Calibrate; exits 3 when a promise is not kept."""
+    found = Calibration(say=click.echo)
+    work: Mapping[str, Callable[[], None]] = {
+        "simulation": lambda: found.simulation(sessions),
+        "runs": lambda: found.runs(runs),
+        "overhead": lambda: found.overhead(measure_in_process(PROMPTS, TOKENS)),
+        "http": lambda: found.overhead(measure_over_http(PROMPTS, TOKENS)),
+        "self": lambda: found.itself(model),
+    }
+    try:
+        for part in only or PARTS:
+            began = time.monotonic()
+            work[part]()
+            click.echo(f"{part}: {time.monotonic() - began:.0f} s", err=True)
+    except FmError as error:
+        click.echo(f"fm: {error}", err=True)
+        sys.exit(exit_codes.USAGE)
+    if json_path is not None:
+        about = {"created_at": utc_now(), "machine": read_machine().as_dict()}
+        content = {**about, "failures": found.failures, **found.figures}
+        Path(json_path).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    for failure in found.failures:
+        click.echo(f"not kept: {failure}")
+    sys.exit(exit_codes.CORRECTNESS if found.failures else exit_codes.PASS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""`fm compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from harness import exit_codes
+from harness.commands.places import DEFAULT_DB
+
+
+@click.command()
+@click.argument("a")
+@click.argument("b", default="latest")
+@click.option("--format", "form", default="md", help="md or json")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="file instead of the screen")
+@click.option("--db", type=click.Path(path_type=Path), default=DEFAULT_DB, help="eval database")
+def compare(a: str, b: str, form: str, output: Path | None, db: Path) -> int:
+    """Show what differs between the stored runs A and B: settings, machine, gates, figures."""
+    from engine.errors import UnknownNameError
+    from harness.compare_runs import compare_runs
+    from harness.compare_text import compared_json, compared_markdown
+    from harness.report import write_report
+    from harness.store import EvalStore
+
+    writers = {"md": compared_markdown, "json": compared_json}
+    if form not in writers:
+        raise UnknownNameError("format", form, writers)
+    with EvalStore.open_existing(db) as store:
+        one, other = (store.load_report(store.find_run(name).run_id) for name in (a, b))
+    text = writers[form](compare_runs(one, other))
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        write_report(output, text)
+        click.echo(f"comparison: {output}")
+    return exit_codes.PASS

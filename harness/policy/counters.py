@@ -1,0 +1,217 @@
+"""What a gate compares between head and base by counting: the same on any machine, however busy.
+
+Budgets of drafts that follow measured times make what they decide differ between two runs of one
+build. Counts that depend on them are told of such cells and decide nothing; `@fixed` cells draft
+the same every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from harness.cell_name import BASE, on_side, side_of
+from harness.store.index import Place, RunIndex
+from harness.store.rows import CellRow, RequestRow, TrialRow
+
+Read = Callable[[Sequence[TrialRow], Sequence[RequestRow]], int | None]
+Scope = Literal["cell", "group"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counter:
+    """One count.
+
+    Args:
+        what: what is counted, in a few words.
+        is_better_high: False where more is worse.
+        follows_drafts: True where it depends on how much is drafted.
+        scope: `group` for what all cells of a model and workload come to together.
+        read: the count over some trials; None where nothing tells it.
+    """
+
+    what: str
+    is_better_high: bool = False
+    follows_drafts: bool = True
+    scope: Scope = "cell"
+    read: Read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """A count on both sides; None where a side does not tell it.
+
+    Args:
+        place: of the head; its cell is "" for a whole group.
+        is_exact: False where the same build may count otherwise.
+    """
+
+    name: str
+    place: Place
+    head: int | None
+    base: int | None
+    is_exact: bool
+
+    @property
+    def excess(self) -> float:
+        """How much worse the head is, relatively; negative where it is better."""
+        assert self.head is not None
+        assert self.base is not None
+        worse = self.head - self.base
+        if COUNTERS[self.name].is_better_high:
+            worse = -worse
+        return worse / self.base if self.base else float(worse)
+
+
+def of_requests(name: str) -> Read:
+    """Return the reader of a column of requests, summed."""
+
+    def read(_trials: Sequence[TrialRow], requests: Sequence[RequestRow]) -> int | None:
+        return _sum([getattr(row, name) for row in requests])
+
+    return read
+
+
+def of_work(name: str) -> Read:
+    """Return the reader of what engines counted of their work, summed."""
+
+    def read(trials: Sequence[TrialRow], _requests: Sequence[RequestRow]) -> int | None:
+        return _sum([trial.counters.get(name) for trial in trials])
+
+    return read
+
+
+def most_work(name: str) -> Read:
+    """Return the reader of what engines came to, the most of it."""
+
+    def read(trials: Sequence[TrialRow], _requests: Sequence[RequestRow]) -> int | None:
+        known = [trial.counters[name] for trial in trials if name in trial.counters]
+        return max(known) if known else None
+
+    return read
+
+
+def _unread(_trials: Sequence[TrialRow], _requests: Sequence[RequestRow]) -> int | None:
+    return None
+
+
+COUNTERS: dict[str, Counter] = {
+    "changed_replies": Counter(
+        what="replies of other tokens than the base's", follows_drafts=False, read=_unread
+    ),
+    "drafted": Counter(what="drafts", read=of_requests("drafted")),
+    "accepted": Counter(
+        what="drafts that were accepted", is_better_high=True, read=of_requests("accepted")
+    ),
+    "target_calls": Counter(what="decode forwards", read=of_requests("target_calls")),
+    "mask_calls": Counter(what="masks filled", read=of_work("mask_calls")),
+    "steps": Counter(what="engine steps", read=of_work("steps")),
+    "positions": Counter(what="positions computed, padding included", read=of_work("positions")),
+    "host_syncs": Counter(what="waits for the device", read=of_work("host_syncs")),
+    "compiles": Counter(
+        what="grammars compiled", follows_drafts=False, scope="group", read=most_work("compiles")
+    ),
+    "kv_bytes": Counter(what="bytes of keys and values", scope="group", read=most_work("kv_bytes")),
+}
+"""Every counter a policy may name. `changed_replies` is read by comparing, not on either side."""
+
+
+def pairs(index: RunIndex) -> Iterator[tuple[Place, Place]]:
+    """Yield each place of the head that the base was to run too, with its twin."""
+    for place in index.places():
+        twin = place.other(on_side(place.cell, BASE))
+        if not side_of(place.cell) and index.trials(twin):
+            yield place, twin
+
+
+def counts(index: RunIndex) -> Iterator[Count]:
+    """Yield every counter of every cell, then of every group, that at least one side tells."""
+    found = list(pairs(index))
+    for place, twin in found:
+        for name, counter in COUNTERS.items():
+            if counter.scope == "cell":
+                yield from _told(_cell_count(index, place, twin, name))
+    groups = dict.fromkeys((place.model, place.workload) for place, _ in found)
+    for model, workload in groups:
+        members = [pair for pair in found if (pair[0].model, pair[0].workload) == (model, workload)]
+        for name, counter in COUNTERS.items():
+            if counter.scope == "group":
+                yield from _told(_group_count(index, Place(model, workload, ""), members, name))
+
+
+def is_exact(cell: CellRow) -> bool:
+    """Return whether one build drafts the same for a cell every time."""
+    settings = cell.settings
+    return not settings.get("num_draft_tokens") or settings.get("draft_budgets") == "fixed"
+
+
+def _told(count: Count) -> Iterator[Count]:
+    if count.head is not None or count.base is not None:
+        yield count
+
+
+def _cell_count(index: RunIndex, place: Place, twin: Place, name: str) -> Count:
+    ours, theirs = shared(index, place, twin)
+    counter = COUNTERS[name]
+    head: int | None
+    base: int | None
+    if name == "changed_replies":
+        head = _changed(index, ours, theirs)
+        base = None if head is None else 0
+    else:
+        head, base = (
+            counter.read(trials, list(index.measured(trials))) for trials in (ours, theirs)
+        )
+    exact = is_exact(index.cell(place)) or not counter.follows_drafts
+    return Count(name=name, place=place, head=head, base=base, is_exact=exact)
+
+
+def _group_count(
+    index: RunIndex, group: Place, members: Sequence[tuple[Place, Place]], name: str
+) -> Count:
+    counter = COUNTERS[name]
+    ours: list[TrialRow] = []
+    theirs: list[TrialRow] = []
+    for place, twin in members:
+        one, other = shared(index, place, twin)
+        ours += one
+        theirs += other
+    exact = all(is_exact(index.cell(place)) for place, _ in members)
+    return Count(
+        name=name,
+        place=group,
+        head=counter.read(ours, []),
+        base=counter.read(theirs, []),
+        is_exact=exact or not counter.follows_drafts,
+    )
+
+
+def shared(
+    index: RunIndex, place: Place, twin: Place
+) -> tuple[tuple[TrialRow, ...], tuple[TrialRow, ...]]:
+    """Return the finished trials of both sides, of blocks that both finished, by block."""
+    ours, theirs = index.trials(place, "done"), index.trials(twin, "done")
+    blocks = {trial.block for trial in ours} & {trial.block for trial in theirs}
+    return (
+        tuple(trial for trial in ours if trial.block in blocks),
+        tuple(trial for trial in theirs if trial.block in blocks),
+    )
+
+
+def _changed(index: RunIndex, ours: Sequence[TrialRow], theirs: Sequence[TrialRow]) -> int | None:
+    """Return how many replies differ by ids from the base's to the same prompt and block."""
+    compared = changed = 0
+    for one, other in zip(ours, theirs, strict=True):
+        expected = {row.prompt_id: row.token_ids for row in index.measured([other])}
+        for row in index.measured([one]):
+            ids = expected.get(row.prompt_id)
+            if row.token_ids is not None and ids is not None:
+                compared += 1
+                changed += row.token_ids != ids
+    return changed if compared else None
+
+
+def _sum(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

@@ -1,0 +1,260 @@
+"""From a stored run and a policy to a judgement: pure, so the same rows give the same one.
+
+Correctness is judged on this checkout's own cells, whatever the base does; speed and counts only
+against the base's cells of the same run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from harness import gates
+from harness.cell_name import side_of
+from harness.policy.counters import COUNTERS, Count, counts, pairs, shared
+from harness.policy.family import NOISE_ERROR, Effect, Gains, is_noisy
+from harness.policy.family import judge as judge_family
+from harness.policy.floors import floor_findings
+from harness.policy.judgement import NOWHERE, Finding, Judgement, Status
+from harness.policy.measures import METRICS, by_block
+from harness.policy.policy_file import MetricRule, Policy
+from harness.stats import TOLERANCE, log_ratios, percentile
+from harness.store.index import Place, RunIndex
+from harness.store.loaded import RunData
+
+ALL_CELLS = "all cells"
+
+
+def judge(data: RunData, policy: Policy, *, is_strict: bool = False) -> Judgement:
+    """Return what a policy makes of a run."""
+    index = RunIndex(data)
+    base = str(data.run.settings.get("base", ""))
+    noise = tuple(_noise(index))
+    findings = (
+        *_correctness(index, policy),
+        *_coverage(index, policy, base),
+        *(_counter(count, policy) for count in counts(index) if _is_wanted(count, policy)),
+        *noise,
+        *_metrics(index, policy, noise),
+        *floor_findings(index, policy.floors, _machine(data)),
+    )
+    return Judgement(
+        run=data.run,
+        policy=policy.name,
+        base=base,
+        is_strict=is_strict,
+        findings=findings,
+        notes=tuple(_notes(data, base)),
+    )
+
+
+# -- what must be right ----------------------------------------------------------------------------
+
+
+def _correctness(index: RunIndex, policy: Policy) -> Iterator[Finding]:
+    rows = gates.evaluate(index.data)
+    for row in rows:
+        side = side_of(row.cell)
+        yield Finding(
+            kind="correctness",
+            name=row.name,
+            place=Place(row.model, row.workload, row.cell),
+            status=row.status,
+            # A base that is wrong is no fault of the head.
+            is_hard=not side,
+            detail=row.detail,
+            observed=row.observed,
+            n=row.n,
+        )
+    seen = {row.name for row in rows if not side_of(row.cell)}
+    for name in policy.required:
+        if name not in seen:
+            yield _gap(name, f"the policy requires {name}, and nothing in this run shows it")
+
+
+def _coverage(index: RunIndex, policy: Policy, base: str) -> Iterator[Finding]:
+    """Yield what was not looked at: a gate that saw nothing is not green."""
+    heads = [place for place in index.places() if not side_of(place.cell)]
+    if not any(True for place in heads for _ in index.measured(index.trials(place, "done"))):
+        yield _gap("requests", "no measured request of this checkout is stored")
+    if not base:
+        if policy.require_base:
+            yield _gap("base", "the policy requires a base; run fm gate --base REF")
+        return
+    twins = list(pairs(index))
+    compared = [pair for pair in twins if shared(index, *pair)[0]]
+    if not compared:
+        yield _gap("base", "no cell ran on both sides, so nothing was compared")
+    for place, twin in twins:
+        if (place, twin) not in compared and not index.is_skipped(place):
+            reason = next((trial.reason for trial in index.trials(twin) if trial.reason), "")
+            yield Finding(
+                kind="coverage",
+                name="compared",
+                place=place,
+                status="incomplete",
+                is_hard=False,
+                detail=f"not compared with the base: {reason or 'it has not run'}",
+            )
+
+
+def _gap(name: str, detail: str) -> Finding:
+    return Finding(kind="coverage", name=name, place=NOWHERE, status="incomplete", detail=detail)
+
+
+# -- what is counted -------------------------------------------------------------------------------
+
+
+def _is_wanted(count: Count, policy: Policy) -> bool:
+    return policy.counters[count.name].mode != "off"
+
+
+def _counter(count: Count, policy: Policy) -> Finding:
+    rule = policy.counters[count.name]
+    status, detail = _counted(count, rule.tolerance)
+    return Finding(
+        kind="counter",
+        name=count.name,
+        place=count.place,
+        status=status,
+        is_hard=rule.mode == "hard" and count.is_exact and count.base is not None,
+        detail=detail,
+        count=count,
+    )
+
+
+def _counted(count: Count, tolerance: float) -> tuple[Status, str]:
+    what = COUNTERS[count.name].what
+    told = f"{what}: {_number(count.head)} against the base's {_number(count.base)}"
+    inexact = "" if count.is_exact else "; adaptive budgets follow measured times, see @fixed cells"
+    if count.head is None:
+        return "incomplete", f"{told}; this checkout tells it no more"
+    if count.base is None:
+        return "incomplete", f"{told}; the base does not tell it"
+    return ("fail" if count.excess > tolerance else "pass"), told + inexact
+
+
+def _number(value: int | None) -> str:
+    return "none" if value is None else str(value)
+
+
+# -- what is measured ------------------------------------------------------------------------------
+
+
+def _noise(index: RunIndex) -> Iterator[Finding]:
+    """Yield for each baseline that was measured twice whether it equals its repeat."""
+    repeats = [
+        (place, place.other(baseline))
+        for place in index.places()
+        if index.cell(place).kind == "aa" and (baseline := index.cell(place).baseline)
+    ]
+    for repeat, place in repeats:
+        one, other = (by_block(index, item, METRICS["tok_s"]) for item in (repeat, place))
+        logs = log_ratios(one, other)
+        noisy = is_noisy(logs, error=NOISE_ERROR / len(repeats), tolerance=TOLERANCE)
+        ratio = math.exp(math.fsum(logs) / len(logs)) if logs else None
+        yield Finding(
+            kind="noise",
+            name="baseline",
+            place=place,
+            status="inconclusive" if noisy else "pass",
+            is_hard=noisy,
+            detail=f"{place.cell} against its own repeat: "
+            + ("not measured" if ratio is None else f"{ratio:.3f} in {len(logs)} blocks"),
+            n=len(logs),
+        )
+
+
+def _metrics(index: RunIndex, policy: Policy, noise: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield every metric of every cell, and the mean over all cells, judged as one family."""
+    families: dict[str, list[Gains]] = {}
+    places: dict[str, list[Place]] = {}
+    for name, rule in policy.metrics.items():
+        for place, twin in pairs(index) if rule.mode != "off" else ():
+            gains = _gains(index, place, twin, name, rule)
+            if gains is not None:
+                families.setdefault(name, []).append(gains)
+                places.setdefault(name, []).append(place)
+    machine = _machine(index.data)
+    noisy = {(item.place.model, item.place.workload) for item in noise if item.status != "pass"}
+    for name, effects in judge_family(families, policy.family_error).items():
+        for place, effect in zip(
+            [*places[name], *_whole(effects, places[name])], effects, strict=True
+        ):
+            group = (place.model, place.workload)
+            is_noisy_here = bool(noisy) and (place.cell == ALL_CELLS or group in noisy)
+            yield _metric(name, policy.metrics[name], place, effect, machine, is_noisy_here)
+
+
+def _whole(effects: Sequence[Effect], places: Sequence[Place]) -> list[Place]:
+    """Return the place of the mean over all cells, where there is one."""
+    return [Place("", "", ALL_CELLS)] * (len(effects) - len(places))
+
+
+def _gains(index: RunIndex, place: Place, twin: Place, name: str, rule: MetricRule) -> Gains | None:
+    """Return how much better the head is in each block that both sides finished."""
+    metric = METRICS[name]
+    head, base = by_block(index, place, metric), by_block(index, twin, metric)
+    blocks = sorted(head.keys() & base.keys())
+    if not blocks:
+        return None
+    usual = percentile([base[block] for block in blocks], 50) or 1.0
+    delta = max(rule.delta, rule.ignore_below / usual)
+    logs = log_ratios(head, base) if metric.is_better_high else log_ratios(base, head)
+    limit = math.log1p(-min(delta, 0.999)) if metric.is_better_high else -math.log1p(delta)
+    return Gains(values=logs, limit=limit, is_better_high=metric.is_better_high)
+
+
+def _metric(
+    name: str,
+    rule: MetricRule,
+    place: Place,
+    effect: Effect,
+    machine: Sequence[str],
+    is_noisy_here: bool,
+) -> Finding:
+    """Return the finding of one comparison; the times of an unfit machine get no verdict."""
+    is_hard = rule.mode == "hard"
+    finding = Finding(
+        kind="metric",
+        name=name,
+        place=place,
+        status=effect.status,
+        is_hard=is_hard,
+        detail=effect.reason,
+        n=effect.n,
+        effect=effect,
+    )
+    if not METRICS[name].is_timing:
+        return finding
+    if machine and is_hard:
+        return replace(finding, status="refused", detail=machine[0])
+    if is_noisy_here:
+        detail = "the baseline differs from its own repeat"
+        return replace(finding, status="inconclusive", detail=detail)
+    return finding
+
+
+def _machine(data: RunData) -> tuple[str, ...]:
+    """Return why the machine's times deserve no verdict; a forced run gives them all the same."""
+    return () if data.run.settings.get("forced") else data.run.machine_refusals
+
+
+def _notes(data: RunData, base: str) -> Iterator[str]:
+    run, changed = data.run, " with uncommitted changes" if data.run.git_dirty else ""
+    head = f"{run.git_sha[:12] or 'unknown'}{changed}"
+    yield f"head: {head}" + (f", base: {base[:12]}" if base else "")
+    if not base:
+        yield "no base: nothing was compared; fm gate --base REF compares with a commit"
+    elif base == run.git_sha and not run.git_dirty:
+        yield "head and base are the same code: whatever differs is noise"
+    yield from (f"machine: {reason}" for reason in data.run.machine_refusals)
+
+
+def decisive(judgement: Judgement) -> Mapping[str, Sequence[Finding]]:
+    """Return what people read first: what failed, what is missing, what could not be told."""
+    hard = [item for item in judgement.findings if item.is_hard]
+    order: tuple[Status, ...] = ("fail", "incomplete", "refused", "inconclusive")
+    found = {status: [item for item in hard if item.status == status] for status in order}
+    return {status: items for status, items in found.items() if items}

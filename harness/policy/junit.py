@@ -1,0 +1,75 @@
+"""A judgement as JUnit XML, which every CI system shows: a case for each finding."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from xml.etree import ElementTree
+
+from harness.policy.judgement import Finding, Judgement, Kind
+from harness.report.visible import visible
+
+KINDS: tuple[Kind, ...] = ("correctness", "coverage", "counter", "metric", "noise", "floor")
+"""The suites, in the order in which they are written."""
+
+_ILLEGAL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def to_junit(judgement: Judgement) -> str:
+    """Return the XML: what decides and failed is a failure, what is missing or refused an error.
+
+    What is told and decides nothing never fails a case: it is skipped with what it says.
+    """
+    run = judgement.run
+    root = ElementTree.Element("testsuites", name="fm gate")
+    for kind in KINDS:
+        found = judgement.of(kind)
+        if found:
+            suite = _suite(root, f"fm gate: {kind}", found, judgement.is_strict)
+            suite.set("timestamp", run.created_at[:19])
+    ElementTree.indent(root)
+    body = ElementTree.tostring(root, encoding="unicode")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}\n'
+
+
+def _suite(
+    root: ElementTree.Element, name: str, findings: Sequence[Finding], is_strict: bool
+) -> ElementTree.Element:
+    suite = ElementTree.SubElement(root, "testsuite", name=name)
+    for finding in findings:
+        case = ElementTree.SubElement(
+            suite,
+            "testcase",
+            classname=_text(finding.where.replace(".", "_").replace(" ", ".") or "run"),
+            name=_text(finding.name),
+            time="0",
+        )
+        tag = _tag(finding, is_strict)
+        if tag:
+            word = finding.status if finding.is_hard else f"{finding.status}, advisory"
+            detail = ElementTree.SubElement(case, tag, message=_text(f"{word}: {finding.detail}"))
+            detail.text = _text(finding.detail)
+    for attribute, tags in {
+        "tests": ("testcase",),
+        "failures": ("testcase/failure",),
+        "errors": ("testcase/error",),
+        "skipped": ("testcase/skipped",),
+    }.items():
+        suite.set(attribute, str(sum(len(suite.findall(tag)) for tag in tags)))
+    return suite
+
+
+def _tag(finding: Finding, is_strict: bool) -> str:
+    """Return the element that says how a case ended, "" for one that passed."""
+    if finding.status == "pass":
+        return ""
+    if not finding.is_hard:
+        return "skipped"
+    if finding.status == "inconclusive":
+        return "failure" if is_strict else "skipped"
+    return "failure" if finding.status == "fail" else "error"
+
+
+def _text(value: str) -> str:
+    """Return text that an XML file may hold."""
+    return _ILLEGAL.sub("\N{REPLACEMENT CHARACTER}", visible(value))

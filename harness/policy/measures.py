@@ -1,0 +1,77 @@
+"""What a gate compares between head and base by its size: metrics, a value a block each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.stats import percentile, rate
+from harness.store.index import Place, RunIndex
+from harness.store.rows import RequestRow, TrialRow
+
+Read = Callable[[TrialRow, Sequence[RequestRow]], float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One size of a trial.
+
+    Args:
+        what: what it is, in a few words.
+        is_better_high: False where more is worse.
+        is_timing: False for what the state of the machine does not touch.
+        read: its value in one trial; None where it was not observed.
+    """
+
+    what: str
+    is_better_high: bool
+    is_timing: bool
+    read: Read
+
+
+def _tok_s(trial: TrialRow, requests: Sequence[RequestRow]) -> float | None:
+    if any(row.count_source == "estimated" for row in requests):
+        return None
+    if trial.is_told_steps:
+        return rate(trial.aggregate_tokens, trial.aggregate_s)
+    return rate(trial.tokens, trial.wall_s)
+
+
+def _ttft_ms(_trial: TrialRow, requests: Sequence[RequestRow]) -> float | None:
+    median_s = percentile([row.ttft_s for row in requests if row.ttft_s is not None], 50)
+    return None if median_s is None else 1000 * median_s
+
+
+def _memory_bytes(trial: TrialRow, _requests: Sequence[RequestRow]) -> float | None:
+    return trial.peak_mlx_bytes
+
+
+def _mask_us(trial: TrialRow, _requests: Sequence[RequestRow]) -> float | None:
+    if not trial.replay_tokens or not trial.replay_mask_s:
+        return None
+    return 1e6 * trial.replay_mask_s / trial.replay_tokens
+
+
+METRICS: dict[str, Metric] = {
+    "tok_s": Metric(what="tokens a second", is_better_high=True, is_timing=True, read=_tok_s),
+    "ttft_ms": Metric(
+        what="time to the first token", is_better_high=False, is_timing=True, read=_ttft_ms
+    ),
+    "memory_bytes": Metric(
+        what="peak memory of the device", is_better_high=False, is_timing=False, read=_memory_bytes
+    ),
+    "mask_us": Metric(
+        what="mask time a token", is_better_high=False, is_timing=True, read=_mask_us
+    ),
+}
+"""Every metric a policy may name."""
+
+
+def by_block(index: RunIndex, place: Place, metric: Metric) -> Mapping[int, float]:
+    """Return a metric's positive values of a cell by block."""
+    found: dict[int, float] = {}
+    for trial in index.trials(place, "done"):
+        value = metric.read(trial, list(index.measured([trial])))
+        if value is not None and value > 0:
+            found[trial.block] = value
+    return found
