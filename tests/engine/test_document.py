@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.document import DocumentError, Fault, read_document
@@ -78,7 +78,6 @@ NUMBERS = st.from_regex(
 )
 
 
-@settings(deadline=None)
 @given(NUMBERS)
 def test_a_number_is_finite_or_out_of_range(literal: str) -> None:
     is_finite = math.isfinite(float(literal))

@@ -74,7 +74,7 @@ def select(
     return chosen, flight
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.lists(st.one_of(st.none(), rows_of), min_size=1, max_size=5).filter(any),
     seed=st.integers(0, 1000),

@@ -133,7 +133,7 @@ def test_a_grammar_does_not_change_what_the_model_thinks(lane: str) -> None:
     asks=st.lists(st.sampled_from(list(VARIANTS)), min_size=1, max_size=6),
     lane=st.sampled_from(list(LANES)),
 )
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_asking_for_logprobs_changes_no_token_of_any_row(asks: list[str], lane: str) -> None:
     asking = [
         Request(prompt_ids=(*REPEATING, 70 + row), max_tokens=12, sampling=VARIANTS[name])
@@ -206,7 +206,7 @@ TIES = st.sampled_from([-np.inf, -2.5, -0.0, 0.0, 1.0, 1e-40, 3e38])
     num_top=st.integers(0, 20),
     dtype=st.sampled_from([mx.float32, mx.bfloat16]),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_likeliest_come_in_order_and_lower_ids_first_among_equals(
     rows: list[list[float]], num_top: int, dtype: mx.Dtype
 ) -> None:

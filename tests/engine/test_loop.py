@@ -101,7 +101,7 @@ requests_of = st.builds(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(requests=st.lists(requests_of, min_size=1, max_size=6), lane=st.sampled_from([*LANES]))
 def test_a_row_is_the_same_alone_and_in_any_company(requests: list[Request], lane: str) -> None:
     model = tiny_model()

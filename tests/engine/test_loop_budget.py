@@ -26,7 +26,7 @@ def engine_of(positions: int, **values: object) -> Engine:
 mixes = st.lists(st.tuples(st.integers(1, 500), st.integers(1, 20)), min_size=1, max_size=8)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(mix=mixes, positions=st.sampled_from([768, 1500, 4096]), drafts=st.sampled_from([0, 3]))
 def test_any_mix_of_requests_stays_under_the_budget_and_finishes(
     mix: list[tuple[int, int]], positions: int, drafts: int

@@ -207,7 +207,7 @@ scores_of = st.lists(
 ).filter(lambda row: np.isfinite(row).any())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     p=scores_of,
     q=scores_of,

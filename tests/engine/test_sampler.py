@@ -142,7 +142,7 @@ sampling = st.builds(
 history = st.lists(st.integers(0, VOCAB - 1), max_size=8)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     rows=st.lists(
         st.tuples(sampling, st.integers(0, 2**63), history, history), min_size=1, max_size=5
@@ -172,7 +172,7 @@ def choose_for(
     return chosen
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(params=sampling, prompt=history, emitted=history, seed=st.integers(0, 10_000))
 def test_the_sampler_agrees_with_the_oracles_own_arithmetic(
     params: SamplingParams, prompt: list[int], emitted: list[int], seed: int
@@ -189,7 +189,7 @@ def test_the_sampler_agrees_with_the_oracles_own_arithmetic(
     np.testing.assert_allclose(np.array(ours[0]), theirs, atol=1e-4)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     rows=st.lists(st.lists(st.sampled_from([-np.inf, 0.0, 1.0, 2.0]), min_size=8, max_size=8)),
     cuts=st.lists(

@@ -188,7 +188,7 @@ def check(name: str, place: int) -> None:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_one_failure_anywhere_in_a_step_ends_at_most_the_row_it_is_about(name: str) -> None:
-    @settings(max_examples=25, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=25, derandomize=True, database=None)
     @given(place=st.integers(1, num_places(name)))
     def search(place: int) -> None:
         check(name, place)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,62 +16,12 @@ import pytest
 
 import engine.flight
 from engine.models.registry import pull
-from harness.cli import main
 from harness.exit_codes import CORRECTNESS
 from harness.law import MAX_DRAWS
+from tests.harness.command import FM, Done, Fm, environment, fm
+from tests.waiting import WAIT_S
 
-ROOT = Path(__file__).parents[2]
-FM = (sys.executable, "-m", "harness.cli")
 TINY = ("--models", "tiny-thinking", "--preset", "smoke")
-TIMEOUT_S = 300
-
-
-@dataclass
-class Done:
-    """A command that ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-def fm(folder: Path, *arguments: str, **variables: str) -> Done:
-    done = subprocess.run(
-        [*FM, *arguments],
-        cwd=folder,
-        env=environment(**variables),
-        capture_output=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
-
-
-Fm = Callable[..., Done]
-
-
-@pytest.fixture
-def fm_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Fm:
-    """A command in this process and the folder of the test: a process of its own takes seconds."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str, **variables: str) -> Done:
-        with monkeypatch.context() as patch:
-            for name, value in variables.items():
-                patch.setenv(name, value)
-            with pytest.raises(SystemExit) as stop:
-                main(list(arguments))
-        out, err = capfd.readouterr()
-        assert isinstance(stop.value.code, int)
-        return Done(stop.value.code, out, err)
-
-    return run
-
-
-def environment(**variables: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default", **variables}
 
 
 def strict_json(text: str) -> Any:
@@ -310,7 +258,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(
 ) -> None:
     child = started(tmp_path, 3)
     child.send_signal(number)
-    _, errors = child.communicate(timeout=TIMEOUT_S)
+    _, errors = child.communicate(timeout=WAIT_S)
     assert child.returncode == code
     before = done_trials(tmp_path)
     assert 3 <= len(before) < 20
@@ -390,7 +338,7 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
     assert child.stderr is not None
     child.stderr.readline()
     child.send_signal(signal.SIGTERM)
-    out, _ = child.communicate(timeout=TIMEOUT_S)
+    out, _ = child.communicate(timeout=WAIT_S)
     assert child.returncode == 130
     assert "go on with: fm run --resume " in out
     assert "Traceback" not in out
@@ -399,7 +347,6 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
 HELP = """
 import sys
 before = set(sys.modules)
-from harness.cli import main
 try:
     main(["--help"])
 except SystemExit as ended:
@@ -422,7 +369,7 @@ def test_help_and_reports_load_little() -> None:
         capture_output=True,
         text=True,
         env=environment(),
-        timeout=TIMEOUT_S,
+        timeout=WAIT_S,
         check=True,
     )
     assert "run" in done.stdout

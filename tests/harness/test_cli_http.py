@@ -6,37 +6,33 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import psutil
 
-ROOT = Path(__file__).parents[2]
-FM = (sys.executable, "-m", "harness.cli")
+from tests.harness.command import FM, Fm, environment
+from tests.waiting import wait_for
+
 RUN = (
     *("run", "--target", "http", "--models", "tiny-thinking", "--preset", "smoke"),
-    *("--cells", "serial,grammar", "--workloads", "json-extract", "--blocks", "3"),
+    *(
+        "--cells",
+        "serial,grammar",
+        "--workloads",
+        "json-extract",
+        "--blocks",
+        "3",
+        "--prompts",
+        "1",
+    ),
 )
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default"}
-TIMEOUT_S = 300
 
 
-def fm(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*FM, *arguments],
-        cwd=folder,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-
-
-def test_a_killed_run_leaves_no_server_and_goes_on_with_the_same_target(tmp_path: Path) -> None:
+def test_a_killed_run_leaves_no_server_and_goes_on_with_the_same_target(
+    tmp_path: Path, fm_here: Fm
+) -> None:
     process = subprocess.Popen(
-        [*FM, *RUN], cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+        [*FM, *RUN], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True
     )
     assert process.stderr is not None
     for line in process.stderr:
@@ -47,18 +43,15 @@ def test_a_killed_run_leaves_no_server_and_goes_on_with_the_same_target(tmp_path
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     process.stderr.close()
-    deadline_s = time.monotonic() + 30
-    while any(child.is_running() for child in children) and time.monotonic() < deadline_s:
-        time.sleep(0.1)
-    assert not any(child.is_running() for child in children)
+    wait_for(lambda: not any(child.is_running() for child in children))
 
-    other = fm(tmp_path, "run", "--resume", "latest", "--target", "in-process")
-    assert other.returncode == 2
-    assert "drop --target" in other.stderr
+    other = fm_here("run", "--resume", "latest", "--target", "in-process")
+    assert other.code == 2
+    assert "drop --target" in other.err
 
-    resumed = fm(tmp_path, "run", "--resume", "latest", "--json", "out.json")
-    assert resumed.returncode == 0, resumed.stderr
-    assert "starting fm serve" in resumed.stderr
+    resumed = fm_here("run", "--resume", "latest", "--json", "out.json")
+    assert resumed.code == 0, resumed.err
+    assert "starting fm serve" in resumed.err
     report = json.loads((tmp_path / "out.json").read_text())
     assert report["environment"]["target"] == "http"
     assert report["environment"]["client"]["retries"] == 0
@@ -69,8 +62,8 @@ def test_a_killed_run_leaves_no_server_and_goes_on_with_the_same_target(tmp_path
     }
     assert cells["serial+grammar"]["conformance"] == {
         **cells["serial+grammar"]["conformance"],
-        "n": 6,
-        "ok": 6,
+        "n": 3,
+        "ok": 3,
     }
     (markdown,) = (tmp_path / "reports").glob("*.md")
     text = markdown.read_text()
@@ -78,7 +71,7 @@ def test_a_killed_run_leaves_no_server_and_goes_on_with_the_same_target(tmp_path
     assert "Client delay, at most" in text
 
 
-def test_a_url_with_a_key_is_refused_without_showing_it(tmp_path: Path) -> None:
-    key = fm(tmp_path, "plan", "--target", "http://me:secret@127.0.0.1/v1")
-    assert key.returncode == 2
-    assert "secret" not in key.stderr
+def test_a_url_with_a_key_is_refused_without_showing_it(fm_here: Fm) -> None:
+    key = fm_here("plan", "--target", "http://me:secret@127.0.0.1/v1")
+    assert key.code == 2
+    assert "secret" not in key.err

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta
 
@@ -161,7 +161,6 @@ def test_no_failure_of_n_proves_this_much(n: int, bound: float) -> None:
     assert judge(*[Outcome.OK] * n).lower_bound == conformance_lower_bound(n, n)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
 def test_the_bound_is_clopper_and_pearsons(case: tuple[int, int]) -> None:
     ok, n = case

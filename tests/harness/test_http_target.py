@@ -50,6 +50,10 @@ CELLS = (
 )
 
 
+MOST_TRIES = 50
+"""What one try in two or three shows is shown by one of these on any machine."""
+
+
 @pytest.fixture(scope="module")
 def local() -> Iterator[InProcess]:
     opened = InProcess(load=load_model, folder_of=pull)
@@ -118,11 +122,13 @@ def test_sums_of_decode_steps_come_from_the_server(target: HttpTarget) -> None:
     assert record.trial.peak_rss_bytes > 2**25
 
     # So quick a model may have answered the first request before the fourth one has come.
-    fulls = [run(target, "batch4").trial for _ in range(10)]
-    assert any(trial.aggregate_tokens for trial in fulls)
-    for trial in fulls:
-        assert (trial.aggregate_tokens or 0) <= (trial.tokens or 0)
-        assert (trial.aggregate_s or 0) <= (trial.step_s or 0)
+    for _ in range(MOST_TRIES):
+        full = run(target, "batch4", max_tokens=200).trial
+        assert (full.aggregate_tokens or 0) <= (full.tokens or 0)
+        assert (full.aggregate_s or 0) <= (full.step_s or 0)
+        if full.aggregate_tokens:
+            break
+    assert full.aggregate_tokens
 
     masked = run(target, "grammar", PEOPLE).trial
     assert masked.mask_tokens

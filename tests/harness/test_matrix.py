@@ -209,7 +209,7 @@ def test_all_cells_of_a_block_answer_the_same_prompts_and_blocks_move_on() -> No
 
 
 @given(st.integers(1, 128), st.integers(1, 8))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_batch_lanes_get_enough_prompts_for_full_occupancy(rows: int, prompts: int) -> None:
     matrix = plan(Choices(cells=(f"batch{rows}",), prompts=prompts, blocks=1), workload())
     (trial,) = [t for t in matrix.trials() if t.pair.cell.name == f"batch{rows}"]

@@ -195,7 +195,7 @@ def test_a_model_that_breaks_later_fails_its_trials_only(tmp_path: Path) -> None
 
 
 @given(stop_at=st.integers(0, 8), cause=st.sampled_from(["interrupt", "kill"]))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_an_interrupted_run_goes_on_with_nothing_lost_or_doubled(
     tmp_path_factory: pytest.TempPathFactory, stop_at: int, cause: str
 ) -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -26,25 +23,8 @@ from harness import serve_flags
 from harness.commands import serve as commands
 from harness.flags import chosen_settings
 from harness.opening import engine_config
-
-ROOT = Path(__file__).parents[2]
-FM = (sys.executable, "-m", "harness.cli")
-TIMEOUT_S = 120
-
-
-def environment(**variables: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default", **variables}
-
-
-def fm(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*FM, *arguments],
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+from tests.harness.command import FM, ROOT, Fm, environment, fm
+from tests.waiting import WAIT_S, wait_for
 
 
 @contextmanager
@@ -80,7 +60,7 @@ def test_a_server_serves_says_nothing_of_what_it_served_and_drains_on_a_signal()
     key = {"authorization": "Bearer k3y"}
     with serve("--num-draft-tokens", "3", "--batch", "2", FM_API_KEY="k3y") as (process, url):
         long = body(stream=True, max_tokens=1500, ignore_eos=True)
-        with httpx2.Client(base_url=url, headers=key, timeout=TIMEOUT_S) as client:
+        with httpx2.Client(base_url=url, headers=key, timeout=WAIT_S) as client:
             assert client.get("/health").json() == {"status": "ok"}
             assert client.get("/stats").json()["speculation"]["num_draft_tokens"] == 3
             with client.stream("POST", "/v1/chat/completions", json=long) as answer:
@@ -88,7 +68,7 @@ def test_a_server_serves_says_nothing_of_what_it_served_and_drains_on_a_signal()
                 next(lines)
                 process.send_signal(signal.SIGTERM)
                 assert "data: [DONE]" in list(lines)
-        assert process.wait(TIMEOUT_S) == 0
+        assert process.wait(WAIT_S) == 0
         assert process.stderr is not None
         rest = process.stderr.read()
         assert not any(word in rest for word in ("secret", "k3y", "Traceback", str(ROOT)))
@@ -101,7 +81,7 @@ def test_a_second_signal_does_not_wait_for_replies() -> None:
         def ask() -> None:
             long = body(stream=True, max_tokens=8000, ignore_eos=True)
             with (
-                httpx2.Client(base_url=url, timeout=TIMEOUT_S) as client,
+                httpx2.Client(base_url=url, timeout=WAIT_S) as client,
                 client.stream("POST", "/v1/chat/completions", json=long) as answer,
             ):
                 try:
@@ -113,12 +93,12 @@ def test_a_second_signal_does_not_wait_for_replies() -> None:
 
         asking = threading.Thread(target=ask)
         asking.start()
-        assert first.wait(TIMEOUT_S)
+        assert first.wait(WAIT_S)
         process.send_signal(signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(1)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(TIMEOUT_S) == 0
+        assert process.wait(WAIT_S) == 0
         asking.join()
         assert b"[DONE]" not in b"".join(heard)
         assert process.stderr is not None
@@ -127,29 +107,29 @@ def test_a_second_signal_does_not_wait_for_replies() -> None:
         assert "Traceback" not in told
 
 
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_what_the_end_of_the_drain_cuts_is_told_so(stream: bool) -> None:
+def test_what_the_end_of_the_drain_cuts_is_told_so() -> None:
+    heard: dict[bool, tuple[int, str]] = {}
     with serve("--drain", "1") as (process, url):
-        long = body(stream=stream, max_tokens=8000, ignore_eos=True)
-        heard: list[tuple[int, str]] = []
 
-        def ask() -> None:
-            with httpx2.Client(base_url=url, timeout=TIMEOUT_S) as client:
+        def ask(stream: bool) -> None:
+            long = body(stream=stream, max_tokens=8000, ignore_eos=True)
+            with httpx2.Client(base_url=url, timeout=WAIT_S) as client:
                 answer = client.post("/v1/chat/completions", json=long)
-                heard.append((answer.status_code, answer.text))
+                heard[stream] = answer.status_code, answer.text
 
-        asking = threading.Thread(target=ask)
-        asking.start()
-        with httpx2.Client(base_url=url, timeout=TIMEOUT_S) as client:
-            while client.get("/stats").json()["rows"]["live"] == 0:
-                time.sleep(0.01)
+        asking = [threading.Thread(target=ask, args=(stream,)) for stream in (True, False)]
+        for thread in asking:
+            thread.start()
+        with httpx2.Client(base_url=url, timeout=WAIT_S) as client:
+            wait_for(lambda: client.get("/stats").json()["rows"]["live"] == 2)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(TIMEOUT_S) == 0
-        asking.join()
-    ((status, text),) = heard
-    assert status == (200 if stream else 503)
-    last = text.split("\n\n")[-2].removeprefix("data: ") if stream else text
-    assert json.loads(last)["error"]["code"] == "engine_stopped"
+        assert process.wait(WAIT_S) == 0
+        for thread in asking:
+            thread.join()
+    assert {stream: status for stream, (status, _) in heard.items()} == {True: 200, False: 503}
+    events = heard[True][1].split("\n\n")
+    for last in (events[-2].removeprefix("data: "), heard[False][1]):
+        assert json.loads(last)["error"]["code"] == "engine_stopped"
 
 
 @pytest.mark.parametrize(
@@ -165,20 +145,20 @@ def test_what_the_end_of_the_drain_cuts_is_told_so(stream: bool) -> None:
     ids=str,
 )
 def test_a_server_that_cannot_start_says_why_in_one_line(
-    arguments: tuple[str, ...], words: str
+    fm_here: Fm, arguments: tuple[str, ...], words: str
 ) -> None:
-    done = fm("serve", *arguments)
-    assert done.returncode == 2
-    assert words in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+    done = fm_here("serve", *arguments)
+    assert done.code == 2
+    assert words in done.err.splitlines()[-1]
+    assert "Traceback" not in done.err
 
 
 def test_a_model_that_cannot_be_opened_ends_the_server_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
-    done = fm("serve", "--port", "0", "--model", str(tmp_path / "broken"))
-    assert done.returncode == 2
-    assert all(line.startswith("fm: ") for line in done.stderr.splitlines())
-    assert "Traceback" not in done.stderr
+    done = fm(tmp_path, "serve", "--port", "0", "--model", "broken")
+    assert done.code == 2
+    assert all(line.startswith("fm: ") for line in done.err.splitlines())
+    assert "Traceback" not in done.err
 
 
 def test_every_setting_is_a_flag() -> None:
@@ -205,28 +185,28 @@ def test_a_draft_model_drafts_unless_another_kind_is_named() -> None:
         engine_config({"draft_model": "x", "drafter": "ngram", "num_draft_tokens": 3})
 
 
-def test_a_prompt_is_answered_from_the_shell(tmp_path: Path) -> None:
+def test_a_prompt_is_answered_from_the_shell(tmp_path: Path, fm_here: Fm) -> None:
     asked = ("generate", "hello", "--model", "tiny-thinking", "--max-tokens", "12")
-    plain = fm(*asked, "--no-reasoning")
-    assert plain.returncode == 0, plain.stderr
-    assert plain.stdout.strip()
-    assert "tokens in" in plain.stderr
-    again = fm(*asked, "--no-reasoning", "--draft-kind", "ngram", "--num-draft-tokens", "3")
-    assert again.stdout == plain.stdout
-    thinking = fm(*asked)
-    before, *_ = thinking.stderr.partition("\nfm: reply\n")
+    plain = fm_here(*asked, "--no-reasoning")
+    assert plain.code == 0, plain.err
+    assert plain.out.strip()
+    assert "tokens in" in plain.err
+    again = fm_here(*asked, "--no-reasoning", "--draft-kind", "ngram", "--num-draft-tokens", "3")
+    assert again.out == plain.out
+    thinking = fm_here(*asked)
+    before, *_ = thinking.err.partition("\nfm: reply\n")
     assert before.partition("fm: reasoning\n")[2].strip()
-    assert (thinking.stdout, "12 of them reasoning" in thinking.stderr) == ("\n", True)
+    assert (thinking.out, "12 of them reasoning" in thinking.err) == ("\n", True)
     schema = tmp_path / "schema.json"
     schema.write_text(json.dumps({"enum": ["yes", "no"]}))
-    bound = fm("generate", "hello", "--model", "tiny-thinking", "--schema", str(schema))
-    assert json.loads(bound.stdout) in ("yes", "no")
-    assert (bound.returncode, "schema enforced" in bound.stderr) == (0, True)
-    cut = fm(*asked[:4], "--schema", str(schema), "--max-tokens", "1")
-    assert (cut.returncode, "schema failed" in cut.stderr) == (1, True), cut.stderr
-    gone = fm(*asked, "--schema", str(tmp_path / "gone.json"))
-    assert gone.stderr.count("\n") == 1
-    assert "gone.json: No such file or directory; name a file" in gone.stderr
+    bound = fm_here("generate", "hello", "--model", "tiny-thinking", "--schema", str(schema))
+    assert json.loads(bound.out) in ("yes", "no")
+    assert (bound.code, "schema enforced" in bound.err) == (0, True)
+    cut = fm_here(*asked[:4], "--schema", str(schema), "--max-tokens", "1")
+    assert (cut.code, "schema failed" in cut.err) == (1, True), cut.err
+    gone = fm_here(*asked, "--schema", str(tmp_path / "gone.json"))
+    assert gone.err.count("\n") == 1
+    assert "gone.json: No such file or directory; name a file" in gone.err
     schema.write_text("{")
-    refused = fm("generate", "hello", "--model", "tiny-thinking", "--schema", str(schema))
-    assert (refused.returncode, refused.stdout) == (2, "")
+    refused = fm_here("generate", "hello", "--model", "tiny-thinking", "--schema", str(schema))
+    assert (refused.code, refused.out) == (2, "")

@@ -149,8 +149,14 @@ def test_a_server_that_was_killed_is_lost() -> None:
         process.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=str)
-def test_a_server_ends_with_whoever_started_it(number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "flags"),
+    [(signal.SIGKILL, ("--family", "--stubborn")), (signal.SIGTERM, ("--family",))],
+    ids=["SIGKILL, stubborn", "SIGTERM"],
+)
+def test_a_server_ends_with_whoever_started_it(
+    number: signal.Signals, flags: tuple[str, ...]
+) -> None:
     """Also when that is killed, and cannot end anything any more."""
     parent_script = textwrap.dedent(
         """
@@ -158,13 +164,13 @@ def test_a_server_ends_with_whoever_started_it(number: signal.Signals, tmp_path:
         from harness.server_process import ServerProcess
         from tests.harness.test_server_process import launch
 
-        process = ServerProcess(launch("--stubborn", "--family"), lambda line: None)
+        process = ServerProcess(launch(*sys.argv[1:]), lambda line: None)
         print(*process.pids, flush=True)
         time.sleep(600)
         """
     )
     parent = subprocess.Popen(
-        [sys.executable, "-c", parent_script],
+        [sys.executable, "-c", parent_script, *flags],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.shuffle import mirrored_orders
@@ -10,7 +10,6 @@ from harness.shuffle import mirrored_orders
 ITEMS, BLOCKS, SEEDS = st.integers(1, 20), st.integers(1, 20), st.text(max_size=8)
 
 
-@settings(deadline=None)
 @given(ITEMS, BLOCKS, SEEDS)
 def test_every_block_runs_every_item_once_and_the_seed_repeats_it(
     num_items: int, num_blocks: int, seed: str
@@ -21,7 +20,6 @@ def test_every_block_runs_every_item_once_and_the_seed_repeats_it(
     assert orders == mirrored_orders(num_items, num_blocks, seed)
 
 
-@settings(deadline=None)
 @given(ITEMS, BLOCKS, SEEDS)
 def test_a_steady_drift_cancels_between_any_two_items(
     num_items: int, num_blocks: int, seed: str

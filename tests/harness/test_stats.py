@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
@@ -56,7 +56,6 @@ def test_a_percentile_outside_0_to_100_is_refused(p: float) -> None:
         stats.percentile([1.0], p)
 
 
-@settings(deadline=None)
 @given(st.lists(FINITE, min_size=1), st.floats(0, 100), st.floats(0, 100))
 def test_percentiles_are_values_and_monotone(values: list[float], p: float, q: float) -> None:
     low, high = stats.percentile(values, min(p, q)), stats.percentile(values, max(p, q))
@@ -68,7 +67,6 @@ def test_percentiles_are_values_and_monotone(values: list[float], p: float, q: f
     assert stats.percentile(values, 100) == max(values)
 
 
-@settings(deadline=None)
 @given(st.lists(FINITE, min_size=1), st.floats(0, 100))
 def test_percentiles_agree_with_numpy(values: list[float], p: float) -> None:
     expected = np.percentile(values, p, method="inverted_cdf")
@@ -136,7 +134,6 @@ def test_six_blocks_reach_95_percent_and_five_do_not() -> None:
     assert 2 * stats.signed_rank_law(5)[0] > 0.05
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40))
 def test_the_signed_rank_law_is_a_symmetric_law(n: int) -> None:
     law = stats.signed_rank_law(n)
@@ -159,13 +156,11 @@ def test_t_quantiles_agree_with_scipy(degrees: int, p: float) -> None:
     assert stats.student_t_quantile(p, degrees) == pytest.approx(expected, abs=1e-9)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40), st.floats(-30, 30))
 def test_t_probabilities_agree_with_scipy(degrees: int, t: float) -> None:
     assert stats.student_t_cdf(t, degrees) == pytest.approx(scipy_stats.t.cdf(t, degrees), abs=1e-9)
 
 
-@settings(deadline=None)
 @given(st.lists(LOG_RATIOS, max_size=12))
 def test_a_comparison_is_finite_and_ordered(logs: list[float]) -> None:
     ratio = stats.compare(logs)
@@ -179,7 +174,6 @@ def test_a_comparison_is_finite_and_ordered(logs: list[float]) -> None:
         assert ratio.estimate <= ratio.high * (1 + 1e-12)
 
 
-@settings(deadline=None)
 @given(st.lists(LOG_RATIOS, min_size=3, max_size=10), st.randoms())
 def test_a_comparison_does_not_depend_on_the_order_of_blocks(logs: list[float], random) -> None:  # type: ignore[no-untyped-def]  # hypothesis gives its own class
     shuffled = list(logs)
@@ -189,7 +183,6 @@ def test_a_comparison_does_not_depend_on_the_order_of_blocks(logs: list[float], 
     assert one.estimate == pytest.approx(other.estimate)
 
 
-@settings(deadline=None)
 @given(st.lists(LOG_RATIOS, min_size=1, max_size=10))
 def test_swapping_the_cells_turns_the_ratio_over(logs: list[float]) -> None:
     one, other = stats.compare(logs), stats.compare([-value for value in logs])

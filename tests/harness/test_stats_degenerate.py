@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
@@ -45,7 +45,6 @@ def test_logarithms_that_are_none_are_refused_by_name(bad: float) -> None:
         stats.compare([0.1, bad, 0.2])
 
 
-@settings(deadline=None)
 @given(BY_BLOCK, BY_BLOCK)
 def test_whatever_rates_come_the_comparison_is_finite(
     rates: dict[int, float | None], baseline: dict[int, float | None]

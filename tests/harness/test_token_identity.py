@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.token_identity import (
@@ -20,7 +20,6 @@ IDS = st.lists(st.integers(0, 3), max_size=6)
 NEAR = JudgedGap(position=1, gap=1e-4, epsilon=2e-4)
 
 
-@settings(deadline=None)
 @given(IDS, IDS)
 def test_the_first_difference_ends_the_common_prefix(one: list[int], other: list[int]) -> None:
     position = first_difference(one, other)
@@ -64,7 +63,6 @@ def test_one_near_tie_in_5000_tokens_is_the_most(
     assert (not sum_up(replies).problems) == is_allowed
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(["", "differs"]), max_size=8))
 def test_sums_count_what_matches(problems: list[str]) -> None:
     verdict = sum_up((f"p{n}", ReplyIdentity(tokens=3, problem=p)) for n, p in enumerate(problems))

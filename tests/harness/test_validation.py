@@ -7,7 +7,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import SchemaError
@@ -96,7 +96,6 @@ def test_formats_without_a_checker_are_named_wherever_they_stand() -> None:
     assert schema_check(schema).unchecked_formats == ("color-name", "slug")
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10**7), st.sampled_from([(1, 0.1), (2, 0.01), (3, 0.001), (1, 0.5)]))
 def test_decimals_are_multiples_by_their_digits(units: int, case: tuple[int, float]) -> None:
     digits, divisor = case

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import FmError, SettingError, UnknownNameError
@@ -273,7 +273,6 @@ def extract() -> Workload:
     return load_workload("json-extract")
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 2**63 - 1), count=st.integers(1, 40), block=st.integers(0, 1000))
 def test_a_block_gets_different_prompts_and_always_the_same(
     extract: Workload, seed: int, count: int, block: int
@@ -283,7 +282,6 @@ def test_a_block_gets_different_prompts_and_always_the_same(
     assert chosen == extract.select(count, seed=seed, block=block)
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 2**63 - 1), count=st.integers(1, 13))
 def test_blocks_share_no_prompt_until_all_were_used(
     extract: Workload, seed: int, count: int
@@ -292,7 +290,6 @@ def test_blocks_share_no_prompt_until_all_were_used(
     assert len({item.id for chosen in blocks for item in chosen}) == 3 * count
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 2**63 - 1), block=st.integers(0, 50), count=st.integers(2, 10))
 def test_a_few_prompts_show_as_many_schemas_as_they_can(
     extract: Workload, seed: int, block: int, count: int

@@ -151,7 +151,7 @@ class PrefixMachine(RuleBasedStateMachine):
             assert stats.evicted_blocks == 0
 
 
-PrefixMachine.TestCase.settings = settings(max_examples=100, deadline=None)
+PrefixMachine.TestCase.settings = settings(max_examples=100)
 test_what_is_served_is_what_was_asked_for_and_the_budget_holds = PrefixMachine.TestCase
 
 

@@ -88,7 +88,7 @@ token = st.integers(0, VOCAB - 1)
 prompt = st.lists(token, min_size=1, max_size=20)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data(), read_block=st.sampled_from([1, 256]))
 def test_rows_of_any_lengths_get_their_solo_logits_through_joins_leaves_and_rollbacks(
     model: Model, data: st.DataObject, read_block: int

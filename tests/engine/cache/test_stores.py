@@ -127,7 +127,7 @@ def draw_step(data: st.DataObject, shadow: Shadow) -> None:
     np.testing.assert_array_equal(fetched, held)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_sequence_of_steps_moves_sizes_and_copies_matches_a_numpy_shadow(
     data: st.DataObject,

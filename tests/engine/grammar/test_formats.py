@@ -54,7 +54,7 @@ def test_every_format_with_a_checker_has_a_pattern_or_is_refused():
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 def test_no_text_of_a_pattern_is_refused_by_a_checker(name, data):
     spelt = FORMATS[name].schema()
     whole = re.compile(str(spelt["pattern"]).removesuffix("$") + r"\Z", re.ASCII)

@@ -28,7 +28,7 @@ def one_by_one(bench, grammar, tokens):
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_all_positions_of_all_rows_equal_fresh_matchers(bench, data):
     grammar, tokens = bench.compile(SCHEMA), bench.encode(TEXT)
     starts = data.draw(st.lists(st.integers(0, len(tokens)), min_size=1, max_size=4))

@@ -139,7 +139,7 @@ BOUND = st.one_of(
     ),
     data=st.data(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_number_near_its_bounds_is_never_allowed_wrongly(bench, kind, bounds, data):
     schema = {"type": kind, **bounds}
     near = [0, *bounds.values()]

@@ -83,7 +83,7 @@ JUNK = st.one_of(
 
 
 @given(position=st.integers(0, 10), draft=st.lists(JUNK, max_size=8))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_junk_draft_is_cut_never_raised_and_leaves_no_trace(bench, position, draft):
     tokens = bench.encode(DOCUMENT)
     state = bench.compile(SCHEMA).start(tokens[:position])
@@ -139,7 +139,7 @@ def test_an_emitted_token_that_is_illegal_is_an_error_and_changes_nothing(bench)
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_state_is_a_function_of_the_emitted_tokens(bench, data):
     """However the tokens came, in bursts or one by one, with drafts looked at between."""
     schema, text = data.draw(st.sampled_from([(SCHEMA, DOCUMENT), (FREE, FREE_DOCUMENT)]))

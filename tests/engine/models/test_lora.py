@@ -84,7 +84,7 @@ def test_a_row_computes_what_mlx_lms_layer_does(base: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("base", BASES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     indices=st.lists(st.integers(0, len(RANKS)), min_size=1, max_size=6).map(tuple),
     width=st.integers(1, 5),

@@ -28,7 +28,7 @@ class Layers(nn.Module):
 offsets = st.one_of(st.integers(0, 9_000), st.lists(st.integers(0, 9_000), min_size=2, max_size=2))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(offset=offsets, length=st.integers(1, 9), seed=st.integers(0, 99))
 def test_rotated_features_are_bit_equal(offset: int | list[int], length: int, seed: int) -> None:
     layers = Layers()

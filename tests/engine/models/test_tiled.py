@@ -46,7 +46,7 @@ def test_a_tile_divides_the_outputs_and_its_products_stay_under_the_limit(
         assert outputs % 16 or inputs > PACKLESS_LIMIT // 16
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     shape=st.sampled_from([(1, 1), (1, 2), (4, 1), (3, 5), (1, 40), (1, 1, 9), (7,), (2, 0)]),
     outputs=st.sampled_from([16, 96, 1536, 4800]),

@@ -54,7 +54,7 @@ def mask_of(kind: str, rows: int, width: int, extent: int) -> mx.array | str | N
     return {"none": None, "causal": "causal"}.get(kind, masks.get(kind))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     kind=st.sampled_from(
         ["rows", "shared", "added", "flat", "heads", "keys", "keys of rows", "none", "causal"]

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.models.tool_template import CallFormat
@@ -81,7 +81,6 @@ def cuttings(draw: st.DrawFn, text: str) -> list[str]:
     return [text[start:end] for start, end in itertools.pairwise(edges)]
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_calls_and_text_are_found_as_they_were_written(data: st.DataObject) -> None:
     form = data.draw(st.sampled_from(FORMS))
@@ -127,7 +126,6 @@ FRAGMENTS = [
 ]
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_no_cut_makes_a_difference_whatever_the_text(data: st.DataObject) -> None:
     syntax = syntax_of(data.draw(st.sampled_from(FORMS)), has_text=data.draw(st.booleans()))

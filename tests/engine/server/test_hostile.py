@@ -295,7 +295,8 @@ NAMES = sorted({name for known in BY_ENDPOINT.values() for name in known})
 
 
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=300,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     path=st.sampled_from(sorted(BASES)),
@@ -309,7 +310,8 @@ def test_no_value_of_any_field_is_an_error_of_the_server(
 
 
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
 def test_no_bytes_are_an_error_of_the_server(live: Live, body: bytes) -> None:

@@ -35,9 +35,7 @@ from tests.engine.server.live import (
 from tests.engine.server.schema_values import near
 from tests.waiting import wait_for
 
-ROUNDS = settings(
-    derandomize=True, max_examples=80, deadline=None, suppress_health_check=list(HealthCheck)
-)
+ROUNDS = settings(derandomize=True, max_examples=80, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,6 @@ PAGES = ("/v1/models", "/v1/models/{name}", "/health", "/stats", "/metrics", "/o
 
 ROUNDS = settings(
     max_examples=100,
-    deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=list(HealthCheck),

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -97,14 +97,12 @@ def test_a_hostile_text_stays_in_its_cell(text: str, position: str) -> None:
     assert cells(table(columns, grid[1:])) == expected
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(ANY_TEXT, min_size=3, max_size=3), min_size=1, max_size=4))
 def test_any_table_comes_back_from_a_parser(grid: list[list[str]]) -> None:
     found = cells(table([(heading, False) for heading in grid[0]], grid[1:]))
     assert found == [[shown(cell) for cell in line] for line in grid]
 
 
-@settings(deadline=None)
 @given(st.lists(ANY_TEXT.filter(str.strip), min_size=1, max_size=4))
 def test_any_list_has_one_paragraph_an_item(texts: list[str]) -> None:
     tokens = PARSER.parse(bullets(texts))
@@ -122,7 +120,6 @@ def test_any_list_has_one_paragraph_an_item(texts: list[str]) -> None:
     )
 
 
-@settings(deadline=None)
 @given(st.text(st.sampled_from("`~ab \n"), max_size=30))
 def test_no_text_leaves_its_code_block(text: str) -> None:
     tokens = PARSER.parse(code_block(text))

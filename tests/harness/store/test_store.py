@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sqlite_utils import Database
 
@@ -183,7 +183,6 @@ def test_pending_trials_come_in_the_order_of_the_plan_and_go_when_recorded(tmp_p
         assert store.pending_trials(sample.run_id) == (first, late)
 
 
-@settings(deadline=None)
 @given(
     value=st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -199,7 +198,6 @@ def test_any_value_becomes_strict_json(value: object) -> None:
     assert clean(clean(value)) == clean(value)
 
 
-@settings(deadline=None)
 @given(
     figure=st.floats() | st.none() | st.integers(0, 2**62).map(float),
     text=st.text(st.characters(exclude_categories=())),

@@ -63,7 +63,7 @@ REPLIES = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(replies=st.lists(REPLIES, max_size=12))
 def test_the_rates_of_the_views_are_those_of_the_statistics(
     tmp_path_factory: pytest.TempPathFactory, replies: list[RequestRow]
