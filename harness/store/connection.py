@@ -25,6 +25,7 @@ MIGRATIONS = (
     "m005_step_parts",
     "m008_counters",
     "m007_report_indexes",
+    "m006_conditions",
 )
 """The names in harness.store.migrations, in order; a test holds the two together."""
 

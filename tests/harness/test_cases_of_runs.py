@@ -127,7 +127,7 @@ CELLS = ("serial", "serial+spec", "batch2")
 
 def drifting(preset: str = "gate", **changes: Any) -> RunReport:
     choices = Choices(cells=CELLS, workloads=("short-chat",), preset=preset, **changes)
-    speeds = {cell: SLOWER for cell in CELLS}
+    speeds = dict.fromkeys(CELLS, SLOWER)
     return rehearse(choices, MetronomeTarget(speeds))
 
 
