@@ -16,6 +16,7 @@ import pytest
 
 from harness import exit_codes
 from harness.claim import claimed
+from harness.machine import whereabouts
 from harness.recovery import differences
 from harness.session import Session, matrix_of
 from harness.store import EvalStore, RunData
@@ -205,3 +206,16 @@ def test_what_a_recovered_run_lacks_has_twice_or_says_otherwise_is_told(tmp_path
     assert "1 replies are there twice" in differences(doubled, data)[0]
     assert "1 of 12 trials are not done" in differences(undone, data)[0]
     assert differences(judged, data) == ["the gates differ"]
+
+
+def test_every_part_of_a_run_knows_on_which_machine_and_with_which_code_it_was(
+    tmp_path: Path,
+) -> None:
+    lock = Lock(tmp_path, "BEGIN EXCLUSIVE", 1)
+    done = session(tmp_path, lock.target, lock_wait_s=0.1).start(MATRIX)
+    lock.release()
+    session(tmp_path, Varied()).resume(done.run_id)
+    parts = [row.standing for row in stored(tmp_path).conditions if row.phase == "preflight"]
+    assert len(parts) == 2
+    here = whereabouts("in-process")
+    assert all(here.items() <= standing.items() for standing in parts)
