@@ -141,9 +141,8 @@ FAULTS: dict[str, Fault] = {
         edits=(
             Edit(
                 path="engine/routing.py",
-                old="    return draft_budget > 0 and (request.spec_batching or config.spec_batching) "
-                '== "serial"\n',
-                new="    return draft_budget > 0\n",
+                old="    return draft_budget > 0 and (request.spec_batching",
+                new="    return draft_budget > 0 or (request.spec_batching",
             ),
         ),
         finding=("correctness", "routing"),

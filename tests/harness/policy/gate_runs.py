@@ -95,7 +95,7 @@ USUAL = {
 """Speeds as a small model has them on two cores."""
 
 NOISE = {"noise": 0.01, "step_noise": 0.03, "outlier_rate": 0.01, "outlier_factor": 1.3}
-"""What a quiet machine adds: a trial differs by 1 %, a step by 3 %, one trial in a hundred is hit."""
+"""What a quiet machine adds: 1 % a trial, 3 % a step; one trial in a hundred takes 1.3 times."""
 
 
 def metronome_gate(

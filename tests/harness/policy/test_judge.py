@@ -202,7 +202,7 @@ def test_a_lane_that_was_not_declared_fails(tmp_path: Path) -> None:
     assert ("correctness", "routing") in failed(judgement)
 
 
-# -- a gate that saw nothing is not green ------------------------------------------------------------
+# -- a gate that saw nothing is not green ----------------------------------------------------------
 
 
 def test_a_run_that_did_not_finish_is_incomplete(tmp_path: Path) -> None:
