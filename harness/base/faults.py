@@ -134,7 +134,7 @@ FAULTS: dict[str, Fault] = {
         ),
         finding=("correctness", "identity"),
         exit_code=exit_codes.CORRECTNESS,
-        cells="serial+spec+grammar@fixed",
+        cells="serial+spec+grammar@draft_budgets=fixed",
     ),
     "other-lane": Fault(
         what="rows with drafts are sent to the serial lane",
@@ -147,7 +147,7 @@ FAULTS: dict[str, Fault] = {
         ),
         finding=("correctness", "routing"),
         exit_code=exit_codes.CORRECTNESS,
-        cells="batch4+spec@fixed",
+        cells="batch4+spec@draft_budgets=fixed",
         workload="short-chat",
     ),
 }
@@ -157,7 +157,7 @@ UNCHANGED = Fault(
     edits=(),
     finding=("", ""),
     exit_code=exit_codes.PASS,
-    cells="serial+spec+grammar@fixed",
+    cells="serial+spec+grammar@draft_budgets=fixed",
 )
 
 

@@ -178,7 +178,14 @@ def test_a_run_of_two_sides_that_was_killed_goes_on_and_counts_no_trial_twice(
     copy: Copy, tmp_path: Path
 ) -> None:
     command = (sys.executable, "-P", "-m", "harness.cli", "gate", "--db", "fm.db", "--quiet")
-    chosen = ("--models", "tiny-thinking", "--cells", "spec@fixed", "--workloads", "short-chat")
+    chosen = (
+        "--models",
+        "tiny-thinking",
+        "--cells",
+        "spec@draft_budgets=fixed",
+        "--workloads",
+        "short-chat",
+    )
     amounts = ("--blocks", "2", "--prompts", "1", "--max-tokens", "8", "--base", "HEAD")
     environment = {**os.environ, "PYTHONPATH": str(copy.root)}
     child = subprocess.Popen(

@@ -28,7 +28,7 @@ def sent(form: Any) -> Any:
     [
         "serial",
         "batch4+spec+grammar",
-        "serial+spec@fixed",
+        "serial+spec@draft_budgets=fixed",
         "serial+spec@rejection",
         "mlx-lm@server",
     ],
@@ -39,9 +39,9 @@ def test_a_cell_arrives_as_it_was_sent(name: str) -> None:
 
 
 def test_a_side_is_not_told_which_side_it_is() -> None:
-    cell = cell_of("serial+spec@fixed")
+    cell = cell_of("serial+spec@draft_budgets=fixed")
     twin = replace(cell, key=replace(cell.key, side="base"))
-    assert str(twin.key) == "serial+spec@fixed@base"
+    assert str(twin.key) == "serial+spec@draft_budgets=fixed@base"
     assert forms.cell_from(sent(forms.cell_form(twin))) == cell
 
 

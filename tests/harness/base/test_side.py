@@ -47,7 +47,7 @@ def test_it_says_of_the_model_what_this_process_says(side: Side, here: InProcess
 
 @pytest.mark.parametrize(
     ("cell", "workload"),
-    [("serial+spec+grammar@fixed", PEOPLE), ("batch4", CHAT)],
+    [("serial+spec+grammar@draft_budgets=fixed", PEOPLE), ("batch4", CHAT)],
     ids=["document", "batch"],
 )
 def test_a_trial_on_a_side_is_the_trial_of_its_code(

@@ -40,7 +40,7 @@ def test_every_cell_with_a_speed_has_a_twin_and_nothing_else_has() -> None:
 
 def test_a_twin_is_compared_within_its_side() -> None:
     found = {pair.cell.name: pair for pair in matrix().pairs}
-    twin = found["batch4+spec+grammar@fixed@base"]
+    twin = found["batch4+spec+grammar@draft_budgets=fixed@base"]
     assert twin.baseline == "batch4+grammar@base"
     assert twin.reference == "serial+grammar@base"
     assert twin.baseline in found
@@ -48,7 +48,7 @@ def test_a_twin_is_compared_within_its_side() -> None:
     assert found["serial@base"].baseline is None
     row = cell_row(twin.cell)
     assert row.bare == "batch4@base"
-    assert row.settings == cell_row(found["batch4+spec+grammar@fixed"].cell).settings
+    assert row.settings == cell_row(found["batch4+spec+grammar@draft_budgets=fixed"].cell).settings
 
 
 def test_names_on_a_side_keep_it_whatever_is_taken_away() -> None:
@@ -115,14 +115,14 @@ def test_a_trial_runs_on_its_side() -> None:
 
 def skips(both: TwoSides) -> dict[str, str]:
     both.open("m")
-    pairs = checked(matrix(("spec@fixed",)), "m", both).pairs
+    pairs = checked(matrix(("spec@draft_budgets=fixed",)), "m", both).pairs
     return {pair.cell.name: pair.skip_reason for pair in pairs if pair.skip_reason}
 
 
 def test_what_the_base_cannot_run_is_skipped_with_the_reason() -> None:
     assert skips(sides()) == {}
     (found,) = skips(sides(unknown="serial+spec")).items()
-    assert found[0] == "serial+spec@fixed@base"
+    assert found[0] == "serial+spec@draft_budgets=fixed@base"
     assert found[1].startswith("the base cannot run it: unknown setting")
 
 
@@ -138,7 +138,7 @@ def test_another_model_on_the_base_is_compared_with_nothing(
     changes: dict[str, object], message: str
 ) -> None:
     found = skips(sides(**changes))
-    assert set(found) == {"serial@base", "serial+spec@fixed@base"}
+    assert set(found) == {"serial@base", "serial+spec@draft_budgets=fixed@base"}
     assert all(message in reason for reason in found.values())
 
 

@@ -114,7 +114,7 @@ def test_lines_for_a_terminal_end_with_the_verdict(mixed: Judgement) -> None:
 
 def test_what_a_busy_machine_refuses_is_one_line_however_many_cells(tmp_path: Path) -> None:
     sample = both(compared(machine_refusals=("load is 9.0 on 2 cores",)))
-    both(sample, "serial+spec@fixed")
+    both(sample, "serial+spec@draft_budgets=fixed")
     lines = [line for line in to_lines(judged(sample, tmp_path)) if line.startswith("refused")]
     assert lines == ["refused: 6 comparisons of times: load is 9.0 on 2 cores"]
 
