@@ -106,8 +106,7 @@ class Concluded:
     notes: tuple[str, ...] = ()
 
 
-NO_VERDICT = "timing gets no verdict"
-FORCING = "; --force gives one and marks the run"
+NO_VERDICT = "timing gets no verdict; --force gives one and marks the run"
 FORCED = "verdicts are forced, the run is marked"
 
 
@@ -270,8 +269,7 @@ class Session:
         for reason in reasons:
             self.progress.note(f"machine: {reason}")
         if reasons:
-            remedy = NO_VERDICT + FORCING * (self.places.command == RUN_COMMAND)
-            self.progress.note(f"machine: {FORCED if run.is_forced else remedy}")
+            self.progress.note(f"machine: {FORCED if run.is_forced else NO_VERDICT}")
 
 
 def watch_of(target: str) -> Watch:
