@@ -22,7 +22,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from harness import gates
+from harness.gates import evaluate
 from harness.report import build_report, comparison_rows
 from harness.store import (
     AcceptRow,
@@ -100,7 +100,7 @@ def build(path: Path, requests: int) -> None:
             assert outcome.saved, outcome.reason
         start = time.perf_counter()
         run_id = plan.run.run_id
-        store.record_gates(run_id, gates.evaluate(store.load_run(run_id)))
+        store.record_gates(run_id, evaluate(store.load_run(run_id)))
         report = build_report(store.load_run(run_id))
         store.record_comparisons(run_id, comparison_rows(report))
         reasons = report.unquotable_reasons

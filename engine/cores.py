@@ -79,7 +79,7 @@ def usable_cores(root: Path = ROOT) -> int:
 
 def cpu_quota(root: Path = ROOT) -> float | None:
     """Return the cores' worth of time the control groups allow, None where they set no limit."""
-    limits = [_quota_v2(folder) for folder in _group_folders(root)]
+    limits = [_quota_v2(folder) for folder in group_folders(root)]
     limits.append(_quota_v1(root / "sys/fs/cgroup/cpu"))
     return min((limit for limit in limits if limit is not None), default=None)
 
@@ -94,8 +94,8 @@ def _siblings(root: Path, cpu: int) -> str:
     return _read(path) or str(cpu)
 
 
-def _group_folders(root: Path) -> list[Path]:
-    """The process's group in the unified hierarchy and the groups around it."""
+def group_folders(root: Path) -> list[Path]:
+    """Return the process's group in the unified hierarchy and the groups around it."""
     top = root / "sys/fs/cgroup"
     for line in _read(root / "proc/self/cgroup").splitlines():
         if line.startswith("0::"):

@@ -38,6 +38,7 @@ class ChatReply:
         usage: the last one that was told; what this project reads of it has been checked.
         first_token_s: the first chunk that added anything, reasoning included; the role is nothing.
         first_text_s: the first chunk with visible text.
+        finished_s: the chunk that told why it ended; usage behind it is no part of the reply.
     """
 
     text: str = ""
@@ -49,6 +50,7 @@ class ChatReply:
     first_token_s: float | None = None
     first_text_s: float | None = None
     last_token_s: float | None = None
+    finished_s: float | None = None
 
     def see(self, document: Any, now_s: float) -> int:
         """Take one chunk in; returns how many tokens it brought, as far as that is told.
@@ -77,6 +79,7 @@ class ChatReply:
             self.token_ids += ids
         if choice.get("finish_reason") is not None:
             self.finish_reason = _text(choice["finish_reason"], "finish_reason")
+            self.finished_s = self.finished_s or now_s
         if not (said or thought or ids or delta.get("tool_calls")):
             return 0
         self.chunks += 1

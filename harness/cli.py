@@ -15,6 +15,7 @@ import click
 from engine.errors import FmError
 from harness import exit_codes
 from harness.commands.compare import compare
+from harness.commands.db import db
 from harness.commands.doctor import doctor
 from harness.commands.gate import gate
 from harness.commands.models import models, pull
@@ -38,6 +39,7 @@ COMMANDS: tuple[click.Command, ...] = (
     promote,
     gate,
     compare,
+    db,
     models,
     pull,
     doctor,

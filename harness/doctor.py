@@ -1,9 +1,10 @@
-"""What `fm doctor` says: device, BLAS, threads, memory, versions, and what is missing."""
+"""What `fm doctor` says: what is installed, what is missing, and whether timing means something."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,23 +16,11 @@ from engine.errors import BackendError, SettingError
 from engine.paths import cache_dir
 from engine.switches import SWITCHES, is_off
 from harness.machine import Machine, git_state, read_machine
+from harness.preflight import Finding, timing_now
 
 GIB = 2**30
 MIN_FREE_BYTES = GIB
 """Room for the default model, its converted copy and the renamed BLAS."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line: what was looked at, and what is wrong with it.
-
-    Args:
-        problem: what is missing and how to get it, one line; empty when all is well.
-    """
-
-    label: str
-    value: str
-    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +40,29 @@ class Doctor:
 
     findings: tuple[Finding, ...]
     switches: tuple[SwitchState, ...] = ()
+    timing: tuple[Finding, ...] = ()
 
     @property
     def is_healthy(self) -> bool:
-        """True when nothing is missing or wrong; a switch that is off is neither."""
+        """True when nothing is missing or wrong; a switch that is off is neither.
+
+        Nor is a busy machine: it will be quiet again, and `is_clean` tells.
+        """
         problems = [item.problem for item in self.findings]
         return not any((*problems, *(switch.problem for switch in self.switches)))
 
+    @property
+    def is_clean(self) -> bool:
+        """True when timing on this machine would get verdicts and could be quoted now."""
+        return not any(item.problem for item in self.timing)
+
     def lines(self) -> list[str]:
         """Return text for people, a problem on a line of its own under what it concerns."""
-        width = max(len(item.label) for item in self.findings)
-        lines = []
-        for item in self.findings:
-            lines.append(f"{item.label:{width}}  {item.value}")
-            if item.problem:
-                lines.append(f"{'':{width}}  ! {item.problem}")
+        width = max(len(item.label) for item in (*self.findings, *self.timing))
+        lines = _lines(self.findings, width)
+        if self.timing:
+            verdict = "clean" if self.is_clean else "not clean, so a run now could not be quoted"
+            lines += ["", f"timing on this machine now: {verdict}", *_lines(self.timing, width)]
         return [*lines, *self._switch_lines()]
 
     def _switch_lines(self) -> list[str]:
@@ -82,6 +79,8 @@ class Doctor:
         return {
             "healthy": self.is_healthy,
             "findings": [asdict(item) for item in self.findings],
+            "clean": self.is_clean,
+            "timing": [asdict(item) for item in self.timing],
             "switches": [asdict(item) for item in self.switches],
         }
 
@@ -104,7 +103,17 @@ def examine() -> Doctor:
             Finding("source", _source()),
         ),
         tuple(_switch(name) for name in SWITCHES),
+        timing_now(),
     )
+
+
+def _lines(findings: Iterable[Finding], width: int) -> list[str]:
+    lines = []
+    for item in findings:
+        lines.append(f"{item.label:{width}}  {item.value}")
+        if item.problem:
+            lines.append(f"{'':{width}}  ! {item.problem}")
+    return lines
 
 
 def _switch(name: str) -> SwitchState:

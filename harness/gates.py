@@ -17,6 +17,7 @@ from harness.store.rows import DivergenceRow, GateRow, GateStatus, RequestRow, T
 from harness.token_identity import JudgedGap, ReplyIdentity, compare_reply, sum_up
 
 SHOWN_PROBLEMS = 3
+NOTHING = "nothing was planned that can run"
 
 Ids = tuple[int, ...]
 
@@ -98,14 +99,21 @@ def identity(index: RunIndex, place: Place) -> Iterator[GateRow]:
     is_law = replies and not any(promises_ids(acceptance, reply) for reply in replies)
     if reference is None or is_law:
         return
-    verdict = sum_up(_compared(index, place, reference))
+    compared = list(_compared(index, place, reference))
+    # Replies are judged behind the last trial of their model and workload.
+    waiting = [prompt for prompt, reply in compared if reply.is_unjudged]
+    waiting = waiting if _has_pending(index, place) else []
+    verdict = sum_up(
+        (prompt, reply) for prompt, reply in compared if not (waiting and reply.is_unjudged)
+    )
     notes = list(verdict.problems)
+    notes += [f"{len(waiting)} replies that differ wait to be judged"] if waiting else []
     if verdict.near_ties and not notes:
         notes.append(f"{verdict.near_ties} near-ties in {verdict.tokens} tokens")
     if not verdict.replies:
         notes.append(f"no reply could be compared with {reference}")
     share = verdict.matching / verdict.replies if verdict.replies else None
-    status = _status(bool(verdict.problems), verdict.replies)
+    status = _status(bool(verdict.problems), 0 if waiting else verdict.replies)
     yield _row(index, place, "identity", status, share, verdict.replies, notes)
 
 
@@ -180,13 +188,20 @@ def completeness(index: RunIndex) -> GateRow:
     done = sum(trial.status == "done" for trial in planned)
     gaps = [gap for place in index.places() for gap in _gaps(index, place)]
     gaps += _models_without_result(index)
+    unfilled = [
+        trial
+        for trial in planned
+        if trial.status == "done" and trial.was_never_full and _is_timed(index, trial)
+    ]
+    gaps += _without_any_speed(index, unfilled)
+    notes = [f"{_named(index, unfilled)} no speed, since no decode step had all its rows"]
     return GateRow(
         run_id=index.data.run.run_id,
         name="completeness",
         status="incomplete" if gaps or not planned else "pass",
         observed=done / len(planned) if planned else None,
         n=len(planned),
-        detail=_summary(gaps or ([] if planned else ["nothing was planned that can run"])),
+        detail=_summary(gaps or (notes if unfilled else [] if planned else [NOTHING])),
     )
 
 
@@ -225,6 +240,15 @@ def _compared(index: RunIndex, place: Place, reference: str) -> Iterator[tuple[s
         yield prompt_id, compare_reply(ours, its, places)
 
 
+def _has_pending(index: RunIndex, place: Place) -> bool:
+    return any(
+        trial.status == "pending"
+        for other in index.places()
+        if (other.model, other.workload) == (place.model, place.workload)
+        for trial in index.trials(other)
+    )
+
+
 def _is_comparable(one: RequestRow, other: RequestRow) -> bool:
     return (
         one.status == other.status == "ok"
@@ -260,9 +284,9 @@ def _gaps(index: RunIndex, place: Place) -> Iterator[str]:
             yield f"{where} measured no request"
         if errors:
             yield f"{where}: {len(errors)} of {len(requests)} requests failed"
-        if cell.kind != "routing" and _speed(trial, speeds.get(trial.block)) is None:
-            why = ": no step had all its rows; begin a run with more --max-tokens"
-            yield f"{where} has no speed{why if trial.is_told_steps else ''}"
+        has_speed = _speed(trial, speeds.get(trial.block)) is not None
+        if cell.kind != "routing" and not has_speed and not trial.was_never_full:
+            yield f"{where} has no speed"
         if cell.baseline is not None and trial.block not in baseline:
             yield f"{where} has no baseline {cell.baseline}"
 
@@ -272,6 +296,31 @@ def _speed(trial: TrialRow, block: BlockRow | None) -> float | None:
     if block is None:
         return None
     return block.aggregate_tok_s if trial.is_told_steps else block.e2e_tok_s
+
+
+def _is_timed(index: RunIndex, trial: TrialRow) -> bool:
+    return index.cell(index.place_of(trial)).kind != "routing"
+
+
+def _without_any_speed(index: RunIndex, unfilled: Sequence[TrialRow]) -> list[str]:
+    """Return a gap where not one trial of the run has a speed; that a few have none is no gap.
+
+    Replies end where the model ends them, so a wave may lose a row before its first decode step.
+    Running the trial again would end the same, and its speed stays null.
+    """
+    timed = [row for row in index.data.blocks if row.aggregate_tok_s or row.e2e_tok_s]
+    ids = {trial.trial_id for trial in unfilled}
+    if not unfilled or any(row.trial_id not in ids for row in timed):
+        return []
+    return ["no decode step of the run had all its rows; begin a run with more --max-tokens"]
+
+
+def _named(index: RunIndex, trials: Sequence[TrialRow]) -> str:
+    places = dict.fromkeys(index.place_of(trial) for trial in trials)
+    shown = [f"{place.model} {place.workload} {place.cell}" for place in places][:SHOWN_PROBLEMS]
+    more = f" and {len(places) - len(shown)} more cells" if len(places) > len(shown) else ""
+    count = "1 trial" if len(trials) == 1 else f"{len(trials)} trials"
+    return f"{count} of {', '.join(shown)}{more} {'has' if len(trials) == 1 else 'have'}"
 
 
 def _models_without_result(index: RunIndex) -> Iterator[str]:

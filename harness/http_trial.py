@@ -198,7 +198,7 @@ class HttpServer:
         phase: Phase = "measured",
         start: int = 0,
     ) -> list[RequestRow]:
-        served = [Served(_completion(item), _times(item)) for item in load.exchanges]
+        served = [Served(_completion(item), times_of(item)) for item in load.exchanges]
         rows = reply_rows(job, prompts, served, phase, start)
         return [
             self._as_told(row, item, sampling_of(job, prompt).seed)
@@ -295,12 +295,13 @@ def _odd_count(reply: ChatReply) -> str | None:
     return f"{len(reply.token_ids)} token ids came, and usage counts {told}"
 
 
-def _times(exchange: Exchange[ChatReply]) -> TokenTimes:
+def times_of(exchange: Exchange[ChatReply]) -> TokenTimes:
+    """Return when a reply came; it has ended when it says why, whatever follows that."""
     reply = exchange.reply
     return TokenTimes(
         submitted_s=exchange.due_s,
         first_token_s=reply.first_token_s,
         first_text_s=reply.first_text_s,
         last_token_s=reply.last_token_s,
-        ended_s=exchange.ended_s,
+        ended_s=reply.finished_s or exchange.ended_s,
     )

@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import os
 import platform
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -20,6 +18,7 @@ import psutil
 
 from engine.backend import backend_info, prefers_tiled_weights
 from engine.cores import product_streams, usable_cores
+from harness.asking import output_of, text_of
 
 PACKAGES = ("feature-matrix", "mlx", "mlx-lm", "llguidance", "transformers", "numpy")
 """Distributions that decide what is computed; the ones that are not installed are left out."""
@@ -30,7 +29,6 @@ SYSCTL_NAMES = (
     "hw.perflevel0.physicalcpu",
     "hw.perflevel1.physicalcpu",
 )
-COMMAND_TIMEOUT_S = 5.0
 GIB = 2**30
 
 IDENTITY = (
@@ -166,6 +164,15 @@ def blas_label() -> str:
     return f"{backend.blas_name} {backend.blas_version} ({backend.source})"
 
 
+def blas_problem() -> tuple[str, ...]:
+    """Return that MLX computes without a BLAS, which nobody asked for; empty when it has one."""
+    backend = backend_info()
+    if backend.source != "none":
+        return ()
+    why = "; ".join(backend.warnings) or "none was found"
+    return (f"matrix products run without an optimised BLAS ({why})",)
+
+
 def versions() -> dict[str, str]:
     """Return the versions of PACKAGES and of the backend wheels beside mlx."""
     found = {}
@@ -191,9 +198,11 @@ def os_name() -> str:
 def cpu_name() -> str:
     """Return the processor's name as the system knows it."""
     if sys.platform == "darwin":
-        name = cpu_from_sysctl(_output("sysctl", *SYSCTL_NAMES))
+        name = cpu_from_sysctl(output_of("sysctl", *SYSCTL_NAMES))
     else:
-        name = cpu_from_cpuinfo(_text(Path("/proc/cpuinfo"))) or cpu_from_lscpu(_output("lscpu"))
+        name = cpu_from_cpuinfo(text_of(Path("/proc/cpuinfo"))) or cpu_from_lscpu(
+            output_of("lscpu")
+        )
     return name or platform.processor() or platform.machine()
 
 
@@ -232,27 +241,8 @@ def git_state(folder: Path | None = None) -> GitState:
     An installed fm has none, also when its environment lies inside some other repository.
     """
     root = (Path(__file__).resolve().parent.parent if folder is None else folder).resolve()
-    top = _output("git", "-C", str(root), "rev-parse", "--show-toplevel").strip()
+    top = output_of("git", "-C", str(root), "rev-parse", "--show-toplevel").strip()
     if not top or Path(top).resolve() != root:
         return GitState("", is_dirty=False)
-    sha = _output("git", "-C", str(root), "rev-parse", "HEAD").strip()
-    return GitState(sha, bool(_output("git", "-C", str(root), "status", "--porcelain").strip()))
-
-
-def _output(*command: str) -> str:
-    """Return what a command prints, "" when it is missing, fails or hangs."""
-    env = os.environ | {"LC_ALL": "C"}
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=env, timeout=COMMAND_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    sha = output_of("git", "-C", str(root), "rev-parse", "HEAD").strip()
+    return GitState(sha, bool(output_of("git", "-C", str(root), "status", "--porcelain").strip()))

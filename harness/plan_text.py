@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from engine.models.registry import ModelRow
+from harness.columns import Rows, aligned
 from harness.forecast import STATED_STEPS_PER_S, Forecast, PairForecast, Source
 from harness.progress import duration
-
-Rows = Sequence[Sequence[str]]
 
 HEADINGS = ("model", "workload", "cell", "kind", "against", "tokens", "time", "known by")
 
@@ -123,12 +122,3 @@ def _model_row(row: ModelRow) -> tuple[str, ...]:
         row.source,
         ", ".join(row.drafters),
     )
-
-
-def aligned(rows: Rows) -> list[str]:
-    """Return rows of text as lines with columns of equal width."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from engine.errors import SchemaError, SettingError
@@ -23,9 +24,35 @@ UNREASONED = {"enable_thinking": False}
 
 
 def warm_up_prompts(job: TrialJob) -> tuple[Prompt, ...]:
-    """Return one wave of prompts that are never measured."""
-    prompts = job.workload.warmup
-    return tuple(prompts[place % len(prompts)] for place in range(job.cell.rows))
+    """Return prompts that are never measured: a wave for each size of prompt the workload has.
+
+    A size is a power of two, and its wave as long as the longest prompt of it: what a server
+    prepares once for a length is not paid in a measured request.
+    """
+    sizes: dict[int, int] = {}
+    for prompt in job.workload.prompts:
+        length = prompt.num_characters
+        size = max(length - 1, 0).bit_length()
+        sizes[size] = max(length, sizes.get(size, 0))
+    waves: list[list[Prompt]] = []
+    prompts, rows = job.workload.warmup, job.cell.rows
+    for length in sorted(sizes.values()):
+        wave = [_stretched(prompts[place % len(prompts)], length) for place in range(rows)]
+        # Prompts that are longer than asked for already would make the same wave again.
+        if wave not in waves:
+            waves.append(wave)
+    return tuple(prompt for wave in waves for prompt in wave)
+
+
+def _stretched(prompt: Prompt, length: int) -> Prompt:
+    """Return a prompt whose last message repeats itself until the chat has so many characters."""
+    missing = length - prompt.num_characters
+    if missing <= 0:
+        return prompt
+    *earlier, last = prompt.messages
+    content = last["content"]
+    more = f" {content}" * (1 + missing // (1 + len(content)))
+    return replace(prompt, messages=(*earlier, {**last, "content": content + more[:missing]}))
 
 
 def template_options(workload: Workload) -> dict[str, Any]:

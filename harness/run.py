@@ -80,6 +80,7 @@ class RunLoop:
 
     Args:
         observe: reads the machine's state for one trial; called outside any measured window.
+        sampled: gives the samples that were taken in the background since its last call.
     """
 
     store: EvalStore
@@ -88,6 +89,7 @@ class RunLoop:
     observe: Callable[[TrialRow], ConditionRow]
     clock: Clock = monotonic
     time_left: TimeLeft = field(default_factory=TimeLeft)
+    sampled: Callable[[], Sequence[ConditionRow]] = tuple
 
     def run(self, planned: Sequence[Planned], earlier: Sequence[Finished]) -> Outcome:
         """Run the pending trials of a run.
@@ -127,7 +129,8 @@ class RunLoop:
             seconds = self.clock() - started_s
             with uninterrupted():
                 self._save(self.store.record_trial(record))
-            self._save(self.store.record_conditions([self.observe(record.trial)]))
+                conditions = [*self.sampled(), self.observe(record.trial)]
+                self._save(self.store.record_conditions(conditions))
             pending.remove(item)
             if record.trial.status == "done":
                 finished.append(Finished(item.trial.pair, record))

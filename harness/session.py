@@ -20,10 +20,12 @@ from harness import exit_codes, gates
 from harness.cell import load_cells
 from harness.choices import Choices
 from harness.claim import claimed
-from harness.conditions import preflight, sample
+from harness.conditions.processes import measured_roots
+from harness.conditions.verdict import preflight_reasons
+from harness.conditions.watch import Watch
 from harness.drafters import draft_model_of
 from harness.interrupts import interruptible, last_words, uninterrupted
-from harness.machine import git_state, read_machine
+from harness.machine import blas_problem, git_state, read_machine
 from harness.matrix import Matrix, plan_matrix, skip_model, skip_pair
 from harness.partings import Finished
 from harness.planned import (
@@ -50,8 +52,10 @@ from harness.resources import cells_dir
 from harness.roofline import memory_bandwidth_gb_s
 from harness.run import Outcome, Planned, RunLoop
 from harness.store import (
+    ConditionRow,
     EvalStore,
     ModelRow,
+    RunPlan,
     RunRow,
     StoreError,
     new_id,
@@ -59,6 +63,8 @@ from harness.store import (
 )
 from harness.target import CannotRunError, Target
 from harness.workload import load_workload
+
+RUN_COMMAND = "fm run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +81,7 @@ class Places:
     db: Path
     reports: Path
     json: Path | None = None
-    command: str = "fm run"
+    command: str = RUN_COMMAND
     lock_wait_s: float = 60.0
 
     def check(self) -> None:
@@ -100,6 +106,19 @@ class Concluded:
     notes: tuple[str, ...] = ()
 
 
+NO_VERDICT = "timing gets no verdict"
+FORCING = "; --force gives one and marks the run"
+FORCED = "verdicts are forced, the run is marked"
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A watch over the machine, and what it saw before the first trial."""
+
+    watch: Watch
+    before: ConditionRow
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
     """What every run needs.
@@ -107,12 +126,14 @@ class Session:
     Args:
         progress: shows the run.
         fetching: makes the callback that shows a download.
+        is_forced: give verdicts on a machine that is not clean, and mark the run.
     """
 
     target: Target
     places: Places
     progress: Progress
     fetching: Fetching
+    is_forced: bool = False
 
     def start(self, matrix: Matrix) -> Concluded:
         """Run a new run.
@@ -121,13 +142,19 @@ class Session:
             FmError: a model, a file or the database is wrong; nothing has been measured.
         """
         self.places.check()
-        with interruptible(), self._store(EvalStore.open) as store:
+        with (
+            interruptible(),
+            self._store(EvalStore.open) as store,
+            watch_of(matrix.choices.target) as watch,
+        ):
             matrix, models = self._prepared(matrix)
-            run = new_run(matrix)
+            watched = Watched(watch, watch.preflight())
+            run = new_run(matrix, watched.before, is_forced=self.is_forced)
             planned = plan_trials(matrix, run.run_id, models)
+            plan = run_plan(matrix, run, models, planned)
             with claimed(store.path, run.run_id):
                 return self._through(
-                    store, run.run_id, lambda: self._begun(store, matrix, run, models, planned)
+                    store, run.run_id, lambda: self._begun(store, plan, planned, watched)
                 )
 
     def resume(self, reference: str) -> Concluded:
@@ -140,15 +167,17 @@ class Session:
         with interruptible(), self._store(EvalStore.open_existing) as store:
             run = store.find_run(reference)
             check_switches(run)
-            with claimed(store.path, run.run_id):
-                matrix, models = self._prepared(matrix_of(choices_of(run)))
+            choices = choices_of(run)
+            with claimed(store.path, run.run_id), watch_of(choices.target) as watch:
+                matrix, models = self._prepared(matrix_of(choices))
                 pending_trials(matrix, store.load_run(run.run_id), models)
+                watched = Watched(watch, watch.preflight())
                 store.resume_run(run.run_id)
                 data = store.load_run(run.run_id)
                 planned = pending_trials(matrix, data, models)
                 earlier = finished_trials(matrix, data, models)
                 return self._through(
-                    store, run.run_id, lambda: self._looped(store, run.run_id, planned, earlier)
+                    store, run.run_id, lambda: self._looped(store, run, planned, earlier, watched)
                 )
 
     @contextmanager
@@ -161,16 +190,11 @@ class Session:
                 self.target.close()
 
     def _begun(
-        self,
-        store: EvalStore,
-        matrix: Matrix,
-        run: RunRow,
-        models: dict[str, ModelRow],
-        planned: list[Planned],
+        self, store: EvalStore, plan: RunPlan, planned: list[Planned], watched: Watched
     ) -> Outcome:
         with uninterrupted():
-            store.begin_run(run_plan(matrix, run, models, planned))
-        return self._looped(store, run.run_id, planned, [])
+            store.begin_run(plan)
+        return self._looped(store, plan.run, planned, [], watched)
 
     def _through(self, store: EvalStore, run_id: str, work: Callable[[], Outcome]) -> Concluded:
         """Do a run's work and conclude it; an interrupt at any moment leaves it resumable."""
@@ -211,19 +235,47 @@ class Session:
             pull(name, self.fetching(name))
 
     def _looped(
-        self, store: EvalStore, run_id: str, planned: list[Planned], earlier: list[Finished]
+        self,
+        store: EvalStore,
+        run: RunRow,
+        planned: list[Planned],
+        earlier: list[Finished],
+        watched: Watched,
     ) -> Outcome:
-        store.record_conditions([sample(run_id, "preflight")])
+        watch = watched.watch
+        self._tell(run, watched.before)
+        store.record_conditions([replace(watched.before, run_id=run.run_id)])
+        watch.start(run.run_id)
         loop = RunLoop(
             store=store,
             target=self.target,
             progress=self.progress,
-            observe=lambda trial: sample(run_id, "trial", trial.trial_id),
+            observe=lambda trial: watch.after(trial.trial_id),
+            sampled=watch.take,
         )
         try:
-            return loop.run(planned, earlier)
+            outcome = loop.run(planned, earlier)
         finally:
             self.target.close()
+        with uninterrupted():
+            save = store.record_conditions(watch.close())
+        if not save.saved and outcome.ending == "finished":
+            return Outcome("spooled", save)
+        return outcome
+
+    def _tell(self, run: RunRow, before: ConditionRow) -> None:
+        """Say before the first trial why its timing gets no verdict, or who wanted one."""
+        reasons = (*blas_problem(), *preflight_reasons([before]))
+        for reason in reasons:
+            self.progress.note(f"machine: {reason}")
+        if reasons:
+            remedy = NO_VERDICT + FORCING * (self.places.command == RUN_COMMAND)
+            self.progress.note(f"machine: {FORCED if run.is_forced else remedy}")
+
+
+def watch_of(target: str) -> Watch:
+    """Return a watch over this machine for a run of a target."""
+    return Watch(measured_roots(target))
 
 
 def matrix_of(choices: Choices) -> Matrix:
@@ -269,24 +321,27 @@ def stored_target(db: Path, reference: str) -> str:
     return choices.target
 
 
-def new_run(matrix: Matrix) -> RunRow:
-    """Return the row of a run that is about to begin on this machine."""
+def new_run(matrix: Matrix, before: ConditionRow, *, is_forced: bool = False) -> RunRow:
+    """Return the row of a run that is about to begin on this machine.
+
+    Args:
+        before: the sample of the machine before it.
+        is_forced: the run gives verdicts although the machine is not clean.
+    """
     machine, git, choices = read_machine(), git_state(), matrix.choices
-    amounts, run_id = choices.amounts(), new_id()
-    # before the memory is measured, which keeps all cores busy for a moment
-    refusals = preflight(machine, sample(run_id, "preflight"))
+    amounts = choices.amounts()
     return RunRow(
-        run_id=run_id,
+        run_id=new_id(),
         created_at=utc_now(),
         tag=f"feature-matrix[{machine.host}] {choices.tag}".strip(),
-        command=command_of(choices),
+        command=command_of(choices) + " --force" * is_forced,
         preset=choices.preset,
         seed=choices.seed,
         blocks=amounts.blocks,
         prompts=amounts.prompts,
         max_tokens=amounts.max_tokens,
         target=choices.target,
-        settings=settings_of(choices),
+        settings={**settings_of(choices), **({"forced": True} if is_forced else {})},
         status="running",
         plan_hash=matrix.digest,
         git_sha=git.sha,
@@ -297,7 +352,7 @@ def new_run(matrix: Matrix) -> RunRow:
             "target": choices.target,
             "memory_bandwidth_gb_s": None if choices.is_remote else memory_bandwidth_gb_s(),
         },
-        machine_refusals=refusals,
+        machine_refusals=(*blas_problem(), *preflight_reasons([before])),
     )
 
 

@@ -46,11 +46,13 @@ class ReplyIdentity:
         tokens: tokens of the reply that were compared.
         near_ties: places that explain why it differs, empty when it does not.
         problem: why it is not its reference's reply, one line; "" when it is.
+        is_unjudged: True where it differs and nobody asked the oracle.
     """
 
     tokens: int
     near_ties: tuple[JudgedGap, ...] = ()
     problem: str = ""
+    is_unjudged: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,9 @@ def compare_reply(
         return ReplyIdentity(tokens=len(reply))
     if not judged:
         return ReplyIdentity(
-            tokens=len(reply), problem=f"differs at token {position} and was not judged"
+            tokens=len(reply),
+            problem=f"differs at token {position} and was not judged",
+            is_unjudged=True,
         )
     for place in judged:
         if not place.is_near_tie:

@@ -41,6 +41,11 @@ class Prompt:
     expected: dict[str, Any] | None = None
 
     @property
+    def num_characters(self) -> int:
+        """How long the conversation is."""
+        return sum(len(message["content"]) for message in self.messages)
+
+    @property
     def constraint(self) -> Constraint | None:
         """What the engine is told to hold the reply to, None for free text."""
         if self.schema is None:

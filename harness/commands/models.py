@@ -13,7 +13,8 @@ from harness import exit_codes
 def models() -> int:
     """List the models known by name."""
     from engine.models.registry import model_rows
-    from harness.plan_text import aligned, model_table
+    from harness.columns import aligned
+    from harness.plan_text import model_table
 
     for line in aligned(model_table(model_rows())):
         click.echo(line)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from engine.errors import SettingError
 from harness import exit_codes
 from harness.commands.matrix_flags import choices_of, matrix_options, refuse_choices
 from harness.commands.places import DEFAULT_DB, DEFAULT_REPORTS, say
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 @click.option("--resume", metavar="RUN", help="go on with a run: its id, or latest")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="also write this JSON")
 @click.option("--quiet", is_flag=True, help="plain lines instead of a progress bar")
+@click.option("--force", is_flag=True, help="verdicts also on a machine that is not clean; marked")
 @click.pass_context
 def run(
     context: click.Context,
@@ -34,10 +36,13 @@ def run(
     resume: str | None,
     json_path: Path | None,
     quiet: bool,
+    force: bool,
 ) -> int:
     """Run cells on workloads, store what was seen, judge it and write the report."""
     if resume is not None:
         refuse_choices(context)
+        if force:
+            raise SettingError("--resume goes on as planned; drop --force or start a new run")
     chosen = choices_of(context)
     from engine.backend import require_backend
     from harness.session import Places, Session, matrix_of, stored_target
@@ -54,6 +59,7 @@ def run(
         places=Places(db=db, reports=out, json=json_path),
         progress=progress,
         fetching=fetching_to(sys.stderr),
+        is_forced=force,
     )
     concluded = session.start(matrix) if resume is None else session.resume(resume)
     _show(concluded, quiet)

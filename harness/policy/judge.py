@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from harness import gates
 from harness.cell_name import side_of
+from harness.conditions.verdict import blemishes
 from harness.policy.counters import COUNTERS, Count, counts, pairs, shared
 from harness.policy.family import NOISE_ERROR, Effect, Gains, is_noisy
 from harness.policy.family import judge as judge_family
@@ -19,6 +20,7 @@ from harness.policy.floors import floor_findings
 from harness.policy.judgement import NOWHERE, Finding, Judgement, Status
 from harness.policy.measures import METRICS, by_block
 from harness.policy.policy_file import MetricRule, Policy
+from harness.report.refusals import machine_reasons
 from harness.stats import TOLERANCE, log_ratios, percentile
 from harness.store.index import Place, RunIndex
 from harness.store.loaded import RunData
@@ -238,7 +240,7 @@ def _metric(
 
 def _machine(data: RunData) -> tuple[str, ...]:
     """Return why the machine's times deserve no verdict; a forced run gives them all the same."""
-    return () if data.run.settings.get("forced") else data.run.machine_refusals
+    return machine_reasons(data.run, data.conditions)
 
 
 def _notes(data: RunData, base: str) -> Iterator[str]:
@@ -249,7 +251,7 @@ def _notes(data: RunData, base: str) -> Iterator[str]:
         yield "no base: nothing was compared; fm gate --base REF compares with a commit"
     elif base == run.git_sha and not run.git_dirty:
         yield "head and base are the same code: whatever differs is noise"
-    yield from (f"machine: {reason}" for reason in data.run.machine_refusals)
+    yield from (f"machine: {reason}" for reason in blemishes(run, data.conditions))
 
 
 def decisive(judgement: Judgement) -> Mapping[str, Sequence[Finding]]:

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from harness import gates as gate_rules
+from harness.conditions.summary import summary
 from harness.report.cells import CellReader
 from harness.report.figures import Against, GateSummary, Group, RunReport
 from harness.report.incidents import failures, near_ties, skips
-from harness.report.refusals import noise_refusals, unquotable
+from harness.report.refusals import (
+    cached_reasons,
+    machine_marks,
+    machine_reasons,
+    noise_refusals,
+    unquotable,
+)
 from harness.store.index import Place, RunIndex
 from harness.store.loaded import RunData
 from harness.store.rows import ComparisonRow, GateRow, GateStatus
@@ -21,15 +28,20 @@ def build_report(data: RunData) -> RunReport:
     index = RunIndex(data)
     gates = tuple(sorted(data.gates or gate_rules.evaluate(data), key=_gate_order))
     noise = _noise(index, CellReader(index, gates))
-    refusals = (*data.run.machine_refusals, *noise_refusals(noise, data.run.blocks))
+    machine = machine_reasons(data.run, data.conditions)
+    refusals = (*machine, *noise_refusals(noise, data.run.blocks))
+    marks = machine_marks(data.run, data.conditions)
     groups = tuple(_groups(index, CellReader(index, gates, refusals), noise))
     summaries = tuple(_summaries(gates))
+    against_quoting = (*refusals, *cached_reasons(data.blocks))
     stored = data.run.exit_code
     return RunReport(
         run=data.run,
         exit_code=gate_rules.exit_code(gates) if stored is None else stored,
-        unquotable_reasons=unquotable(data.run, summaries, groups, refusals),
+        unquotable_reasons=unquotable(data.run, summaries, groups, against_quoting, marks),
         refusals=refusals,
+        machine_refusals=machine,
+        machine=summary(data.conditions),
         gates=gates,
         summaries=summaries,
         groups=groups,

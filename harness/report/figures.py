@@ -285,6 +285,8 @@ class RunReport:
         unquotable_reasons: why nobody should quote its timing; empty when quotable.
         refusals: why the session gives no timing verdict, one line each.
         warnings: what the machine's samples warned of, each once.
+        machine_refusals: those of the refusals that are the machine's.
+        machine: what its samples say in all, one line each; empty for runs without any.
     """
 
     run: RunRow
@@ -299,6 +301,8 @@ class RunReport:
     near_ties: tuple[NearTie, ...]
     warnings: tuple[str, ...]
     environment: Mapping[str, Any]
+    machine_refusals: tuple[str, ...] = ()
+    machine: tuple[str, ...] = ()
 
     @property
     def is_quotable(self) -> bool:

@@ -58,8 +58,8 @@ def _environment(report: RunReport) -> str:
     rows = list(flatten(report.environment))
     columns = (("what", False), ("value", False))
     parts = ["## Environment", table(columns, rows) if rows else NONE_LINE]
-    if report.warnings:
-        parts.append(bullets(report.warnings))
+    if report.machine or report.warnings:
+        parts.append(bullets([*report.machine, *report.warnings]))
     return "\n\n".join(parts)
 
 

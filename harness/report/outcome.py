@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,10 +33,17 @@ def write_report(path: Path, text: str) -> None:
     Raises:
         ReportError: the folder or the file cannot be written.
     """
+    write_pieces(path, [text])
+
+
+def write_pieces(path: Path, pieces: Iterable[str]) -> None:
+    """Write a text that comes piece by piece, as `write_report` does."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(text.encode("utf-8", "backslashreplace"))
+        with partial.open("wb") as file:
+            for piece in pieces:
+                file.write(piece.encode("utf-8", "backslashreplace"))
         partial.replace(path)
     except OSError as error:
         with suppress(OSError):

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from harness.conditions.verdict import blemishes, machine_refusals
 from harness.report.figures import Against, GateSummary, Group
 from harness.report.numbers import counted
 from harness.stats import MIN_BLOCKS_VERDICT, TOLERANCE, Ratio, percentile
 from harness.store.index import Place
 from harness.store.loaded import BlockRow
-from harness.store.rows import GateRow, RunRow
+from harness.store.rows import ConditionRow, GateRow, RunRow
 
 MAX_DRIFT = 0.10
 """A speed that changes more than this from the first block to the last calls for a cool-down."""
+
+
+def machine_reasons(run: RunRow, conditions: Sequence[ConditionRow]) -> tuple[str, ...]:
+    """Return why the machine's timing gets no verdict; a forced run gets one all the same."""
+    return () if run.is_forced else machine_refusals(run, conditions)
+
+
+def machine_marks(run: RunRow, conditions: Sequence[ConditionRow]) -> tuple[str, ...]:
+    """Return what of the machine speaks against quoting a run."""
+    reasons = blemishes(run, conditions)
+    if not run.is_forced or not reasons:
+        return reasons
+    return (f"forced on a machine that was not clean: {'; '.join(reasons)}",)
 
 
 def noise_refusals(noise: Mapping[Place, Against], blocks: int) -> tuple[str, ...]:
@@ -65,11 +79,32 @@ def cell_refusals(place: Place, blocks: Sequence[BlockRow], gates: Sequence[Gate
     return reasons
 
 
+def cached_reasons(blocks: Sequence[BlockRow]) -> tuple[str, ...]:
+    """Return a reason for each cell whose prompts were not all computed."""
+    sums: dict[tuple[str, str, str], int] = {}
+    for block in blocks:
+        place = (block.model, block.workload, block.cell)
+        sums[place] = sums.get(place, 0) + block.cached_tokens
+    return tuple(
+        f"{cell} on {model} {workload}: {count} prompt tokens came from a cache"
+        for (model, workload, cell), count in sorted(sums.items())
+        if count
+    )
+
+
 def unquotable(
-    run: RunRow, gates: Sequence[GateSummary], groups: Sequence[Group], refusals: Sequence[str]
+    run: RunRow,
+    gates: Sequence[GateSummary],
+    groups: Sequence[Group],
+    refusals: Sequence[str],
+    marks: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Return every reason against quoting a run, each once; stored ones first."""
-    reasons = [*run.unquotable_reasons, *refusals]
+    """Return every reason against quoting a run, each once; stored ones first.
+
+    Args:
+        marks: what of the machine speaks against it, see machine_marks.
+    """
+    reasons = [*run.unquotable_reasons, *refusals, *marks]
     if run.git_dirty:
         reasons.append("the working tree has uncommitted changes")
     if run.blocks < MIN_BLOCKS_VERDICT:

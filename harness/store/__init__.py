@@ -9,7 +9,10 @@ from harness.store.loaded import (
     FigureRow,
     ReplyGroup,
     RunData,
+    RunFilter,
+    RunNames,
 )
+from harness.store.merge import MergeOutcome
 from harness.store.rows import (
     AcceptRow,
     CellRow,
@@ -49,11 +52,14 @@ __all__ = [
     "GateRow",
     "ImportOutcome",
     "LawRow",
+    "MergeOutcome",
     "ModelRow",
     "PromotionRow",
     "ReplyGroup",
     "RequestRow",
     "RunData",
+    "RunFilter",
+    "RunNames",
     "RunPlan",
     "RunRow",
     "SaveOutcome",

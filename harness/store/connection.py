@@ -25,6 +25,7 @@ MIGRATIONS = (
     "m005_step_parts",
     "m008_counters",
     "m007_report_indexes",
+    "m006_conditions",
 )
 """The names in harness.store.migrations, in order; a test holds the two together."""
 
@@ -101,6 +102,18 @@ class Connection:
         finally:
             target.close()
 
+    def write_attached(self, path: Path, change: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `change` as `write` does, with another database of this schema as `other`."""
+        with self._lock:
+            try:
+                self._raw.execute("ATTACH DATABASE ? AS other", (str(path),))
+            except sqlite3.Error as error:
+                raise self._explain(error, path) from error
+            try:
+                return self.write(change)
+            finally:
+                self._raw.execute("DETACH DATABASE other")
+
     def close(self) -> None:
         """Close the connection."""
         with self._lock:
@@ -173,11 +186,34 @@ class Connection:
                 time.sleep(random.uniform(0.002, 0.05))
 
     def _explain(self, error: sqlite3.Error, path: Path | None = None) -> Exception:
-        """Return the StoreError for what the outside world caused, else the error itself."""
-        remedy = _STORAGE_REMEDIES.get(_primary(error))
-        if remedy is None:
-            return error
-        return StoreError(f"{path or self.path}: {error}; {remedy}")
+        return explained(error, path or self.path)
+
+
+def snapshot(path: Path, destination: Path) -> None:
+    """Copy one consistent state of a database that is not ours to change.
+
+    Raises:
+        StoreError: it cannot be read, or is no database.
+    """
+    try:
+        source = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+        target = sqlite3.connect(destination)
+    except sqlite3.Error as error:
+        raise explained(error, path) from error
+    try:
+        source.backup(target)
+        target.execute("PRAGMA journal_mode = DELETE")
+    except sqlite3.Error as error:
+        raise explained(error, path) from error
+    finally:
+        source.close()
+        target.close()
+
+
+def explained(error: sqlite3.Error, path: Path) -> Exception:
+    """Return the StoreError for what the outside world caused, else the error itself."""
+    remedy = _STORAGE_REMEDIES.get(_primary(error))
+    return error if remedy is None else StoreError(f"{path}: {error}; {remedy}")
 
 
 def _apply_migrations(raw: sqlite3.Connection) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import get_args
 
+from engine.errors import UnknownNameError
 from harness.store.rows import (
     AcceptRow,
     CellRow,
@@ -15,6 +17,7 @@ from harness.store.rows import (
     RequestRow,
     RequestStatus,
     RunRow,
+    RunStatus,
     TrialRow,
     WorkloadRow,
 )
@@ -173,3 +176,26 @@ class RunData:
     replies: tuple[ReplyGroup, ...]
     failed: tuple[FailedReply, ...]
     has_requests: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFilter:
+    """Which runs are listed: those with `tag` in their tag, of a model and a status; "" for any."""
+
+    tag: str = ""
+    model: str = ""
+    status: str = ""
+
+    def __post_init__(self) -> None:
+        known = get_args(RunStatus)
+        if self.status and self.status not in known:
+            raise UnknownNameError("status", self.status, known)
+
+
+@dataclass(frozen=True, slots=True)
+class RunNames:
+    """What a run is about, by name."""
+
+    models: tuple[str, ...]
+    workloads: tuple[str, ...]
+    cells: tuple[str, ...]

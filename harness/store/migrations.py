@@ -301,3 +301,24 @@ def m008_counters(db: Database) -> None:
 def m007_report_indexes(db: Database) -> None:
     """Make the figures of large runs quick to read."""
     _run_each(db, REPORT_INDEXES)
+
+
+_CONDITIONS = """
+ALTER TABLE conditions ADD COLUMN window_s REAL;
+ALTER TABLE conditions ADD COLUMN cores INTEGER;
+ALTER TABLE conditions ADD COLUMN ours_cores REAL;
+ALTER TABLE conditions ADD COLUMN others_cores REAL;
+ALTER TABLE conditions ADD COLUMN heaviest TEXT NOT NULL DEFAULT '[]';
+ALTER TABLE conditions ADD COLUMN stolen_share REAL;
+ALTER TABLE conditions ADD COLUMN throttled_share REAL;
+ALTER TABLE conditions ADD COLUMN memory_wait_share REAL;
+ALTER TABLE conditions ADD COLUMN swapped_bytes INTEGER;
+ALTER TABLE conditions ADD COLUMN heat_events INTEGER;
+ALTER TABLE conditions ADD COLUMN standing TEXT NOT NULL DEFAULT '{}';
+"""
+
+
+@migrations()
+def m006_conditions(db: Database) -> None:
+    """Add what the machine did between two samples."""
+    _run_each(db, _CONDITIONS)

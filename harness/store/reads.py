@@ -15,6 +15,8 @@ from harness.store.loaded import (
     FigureRow,
     ReplyGroup,
     RunData,
+    RunFilter,
+    RunNames,
 )
 from harness.store.rows import (
     AcceptRow,
@@ -41,9 +43,56 @@ _OF_RUN = "SELECT trial_id FROM trials WHERE run_id = ?"
 _NAMES = "model, workload, cell"
 
 
-def newest_runs(raw: sqlite3.Connection, limit: int) -> tuple[RunRow, ...]:
-    """Return the newest runs, newest first."""
-    return tuple(map(_run, raw.execute(f"{_RUNS} {_NEWEST_FIRST} LIMIT ?", (limit,))))
+def newest_runs(raw: sqlite3.Connection, limit: int, wanted: RunFilter) -> tuple[RunRow, ...]:
+    """Return the newest runs of those that are wanted, newest first."""
+    query = f"""
+        {_RUNS}
+        WHERE (:tag = '' OR instr(lower(tag), lower(:tag)) > 0)
+        AND (:status = '' OR status = :status)
+        AND (:model = '' OR EXISTS (
+            SELECT 1 FROM trials AS t JOIN models AS m ON m.key = t.model
+            WHERE t.run_id = r.run_id AND m.name = :model))
+        {_NEWEST_FIRST} LIMIT :limit
+    """
+    values = {"tag": wanted.tag, "status": wanted.status, "model": wanted.model, "limit": limit}
+    return tuple(map(_run, raw.execute(query, values)))
+
+
+def trial_counts(raw: sqlite3.Connection, run_id: str) -> dict[str, int]:
+    """Return how many trials of a run there are, by status."""
+    query = "SELECT status, COUNT(*) FROM trials WHERE run_id = ? GROUP BY status ORDER BY status"
+    return {row[0]: row[1] for row in raw.execute(query, (run_id,))}
+
+
+def run_names(raw: sqlite3.Connection, run_id: str) -> RunNames:
+    """Return the models, workloads and cells of a run, by name."""
+    found = [
+        tuple(
+            row[0]
+            for row in raw.execute(
+                f"SELECT DISTINCT {column} FROM v_trial WHERE run_id = ? ORDER BY 1", (run_id,)
+            )
+        )
+        for column in ("model", "workload", "cell")
+    ]
+    return RunNames(*found)
+
+
+def views(raw: sqlite3.Connection) -> tuple[str, ...]:
+    """Return the names of all views."""
+    query = "SELECT name FROM sqlite_master WHERE type = 'view' ORDER BY name"
+    return tuple(row[0] for row in raw.execute(query))
+
+
+def view_rows(raw: sqlite3.Connection, view: str, run_id: str) -> sqlite3.Cursor:
+    """Return the rows of a view, of one run or of all ("" as id), in a fixed order.
+
+    Its first columns say which row it is; eight are enough for every view.
+    """
+    columns = len(raw.execute(f"SELECT * FROM {view} LIMIT 0").description)
+    order = ", ".join(map(str, range(1, min(columns, 8) + 1)))
+    where, values = ("WHERE run_id = ?", (run_id,)) if run_id else ("", ())
+    return raw.execute(f"SELECT * FROM {view} {where} ORDER BY {order}", values)
 
 
 def runs_beginning_with(raw: sqlite3.Connection, prefix: str) -> tuple[RunRow, ...]:

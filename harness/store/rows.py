@@ -82,6 +82,11 @@ class RunRow:
     unquotable_reasons: tuple[str, ...] = ()
     finished_at: str | None = None
 
+    @property
+    def is_forced(self) -> bool:
+        """True for a run that was to give verdicts on any machine."""
+        return bool(self.settings.get("forced"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRow:
@@ -242,6 +247,11 @@ class TrialRow:
         """False where a server was measured that tells nothing of its decode steps."""
         return self.client_stream_s is None or self.decode_steps is not None
 
+    @property
+    def was_never_full(self) -> bool:
+        """True where decode steps were told, and none of them had all rows of the cell."""
+        return self.decode_steps is not None and self.aggregate_tokens == 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRow:
@@ -358,7 +368,18 @@ class ConditionRow:
     """The state of the machine at one instant of a run.
 
     Args:
-        phase: "preflight", "trial", "cooldown" or "end".
+        phase: "preflight" before the first trial, "running" during trials, "trial" behind each,
+            "end" behind the last.
+        window_s: the time the shares are of; None where too little had passed for any.
+        cores: CPUs this process may run on; the shares in cores are of these.
+        ours_cores, others_cores: used by our processes, and by all others.
+        heaviest: the others that used most: pid, name, cores.
+        stolen_share: time the hypervisor took, of the time of all `cores`.
+        throttled_share: scheduling periods in which the control group's quota was used up.
+        memory_wait_share: time in which a task waited for memory.
+        swapped_bytes: swapped in and out.
+        heat_events: how often a CPU was slowed down because of heat.
+        standing: what changes seldom, see harness.conditions.reading.Standing.
         warnings: what deserves mention there, one line each.
     """
 
@@ -374,6 +395,17 @@ class ConditionRow:
     temperature_c: float | None = None
     frequency_mhz: float | None = None
     on_battery: bool | None = None
+    window_s: float | None = None
+    cores: int | None = None
+    ours_cores: float | None = None
+    others_cores: float | None = None
+    heaviest: tuple[Mapping[str, Any], ...] = ()
+    stolen_share: float | None = None
+    throttled_share: float | None = None
+    memory_wait_share: float | None = None
+    swapped_bytes: int | None = None
+    heat_events: int | None = None
+    standing: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from engine.errors import UnknownNameError
-from harness.store import reads, writes
-from harness.store.codec import encode, to_json
-from harness.store.connection import Connection, StoreError
+from harness.store import merge, reads, writes
+from harness.store.codec import Column, encode, to_json
+from harness.store.connection import Connection, StoreError, snapshot
 from harness.store.history import PastCell, past_cells
-from harness.store.loaded import RunData
+from harness.store.loaded import RunData, RunFilter, RunNames
+from harness.store.merge import MergeOutcome
 from harness.store.rows import (
     ComparisonRow,
     ConditionRow,
@@ -32,6 +34,10 @@ from harness.store.rows import (
     utc_now,
 )
 from harness.store.spool import Spool, read_spool
+
+T = TypeVar("T")
+
+ViewRow = tuple[Column, ...]
 
 Writer = Callable[[sqlite3.Connection, Mapping[str, Any]], bool]
 
@@ -122,9 +128,39 @@ class EvalStore:
             raise StoreError(f"run {reference!r} is the beginning of several: {ids}; give more")
         return found[0]
 
-    def list_runs(self, limit: int = 50) -> tuple[RunRow, ...]:
-        """Return the newest runs, newest first."""
-        return self._connection.read(lambda raw: reads.newest_runs(raw, limit))
+    def list_runs(self, limit: int = 50, wanted: RunFilter | None = None) -> tuple[RunRow, ...]:
+        """Return the newest runs, of all or of those that are wanted, newest first."""
+        chosen = RunFilter() if wanted is None else wanted
+        return self._connection.read(lambda raw: reads.newest_runs(raw, limit, chosen))
+
+    def trial_counts(self, run_id: str) -> Mapping[str, int]:
+        """Return how many trials a run has, by status."""
+        return self._connection.read(lambda raw: reads.trial_counts(raw, run_id))
+
+    def run_names(self, run_id: str) -> RunNames:
+        """Return the models, workloads and cells of a run."""
+        return self._connection.read(lambda raw: reads.run_names(raw, run_id))
+
+    def read_view(
+        self, view: str, run_id: str, take: Callable[[Sequence[str], Iterable[ViewRow]], T]
+    ) -> T:
+        """Return what `take` makes of the columns and rows of a view, which it reads one by one.
+
+        Args:
+            run_id: whose rows; "" for those of every run.
+
+        Raises:
+            UnknownNameError: there is no such view.
+        """
+
+        def read(raw: sqlite3.Connection) -> T:
+            known = reads.views(raw)
+            if view not in known:
+                raise UnknownNameError("view", view, known)
+            rows = reads.view_rows(raw, view, run_id)
+            return take([column[0] for column in rows.description], map(tuple, rows))
+
+        return self._connection.read(read)
 
     def past_cells(self, run_id: str) -> tuple[PastCell, ...]:
         """Return what the cells of a run took, for those that plan the next one."""
@@ -244,6 +280,33 @@ class EvalStore:
         finally:
             with suppress(OSError):
                 partial.unlink()
+
+    def export_run(self, run_id: str, destination: Path) -> None:
+        """Write one run with all it refers to into a database of its own, without side files."""
+        with (
+            tempfile.TemporaryDirectory(prefix="fm-export-") as folder,
+            type(self).open(Path(folder) / "fm.db") as alone,
+        ):
+            alone._connection.write_attached(self.path, lambda raw: merge.take_in(raw, [run_id]))
+            alone.consistent_copy(destination)
+
+    def merge(self, path: Path) -> MergeOutcome:
+        """Take in every run of another database, which stays as it is; all of them or none.
+
+        Twice is the same as once, and a copy taken while a run went on brings in what it had.
+
+        Raises:
+            StoreError: it cannot be read, it was written by a newer fm, or it holds a run that is
+                here with other rows.
+        """
+        if not path.is_file():
+            raise StoreError(f"there is no database {path}; name the file to merge")
+        with tempfile.TemporaryDirectory(prefix="fm-merge-") as folder:
+            copy = Path(folder) / "fm.db"
+            snapshot(path, copy)
+            # Opened once to bring it to the present schema.
+            Connection(copy, lock_wait_s=1.0).close()
+            return self._connection.write_attached(copy, merge.take_in)
 
     def integrity_problems(self) -> tuple[str, ...]:
         """Return what PRAGMA integrity_check and foreign_key_check find; empty is sound."""

@@ -24,6 +24,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
+from engine.errors import FmError
+from harness import exit_codes
 from harness.choices import Choices
 from harness.progress import LineProgress
 from harness.session import Concluded, Places, Session, matrix_of
@@ -221,7 +223,10 @@ def _session(life: Life) -> int:
     try:
         concluded = live(life)
     except KeyboardInterrupt:
-        return 130
+        return exit_codes.INTERRUPTED
+    except FmError as error:
+        sys.stdout.write(f"{error}\n")
+        return exit_codes.USAGE
     finally:
         sys.setprofile(None)
     counts = " ".join(map(str, [*trials, count]))

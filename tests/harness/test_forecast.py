@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,7 +129,8 @@ def test_runs_on_this_machine_are_found_in_the_database_and_others_are_not(tmp_p
     assert not read_past(tmp_path / "fm.db", "in-process").cells
     assert not list(tmp_path.iterdir())
     matrix = matrix_of(CHOICES)
-    session(tmp_path, Scripted()).start(matrix)
+    # Instants count in milliseconds in SQLite.
+    session(tmp_path, Scripted(before=lambda job: time.sleep(0.01))).start(matrix)
     past = read_past(tmp_path / "fm.db", "in-process")
     assert {item.estimate.source for item in forecast(matrix, past).pairs if item.estimate} == {
         "past run"

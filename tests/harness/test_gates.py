@@ -388,3 +388,50 @@ def test_a_server_that_tells_no_decode_steps_has_the_speed_of_its_wall_time(tmp_
     sample = Sample()
     sample.add("serial", tok_s=None, client_stream_s=9.0, wall_s=None)
     assert "has no speed" in completeness(sample, tmp_path / "b").detail
+
+
+NEVER_FULL = {"decode_steps": 3, "aggregate_tokens": 0, "aggregate_s": 0.0}
+
+
+def test_a_trial_whose_steps_never_had_all_rows_is_complete_and_its_speed_is_explained(
+    tmp_path: Path,
+) -> None:
+    """Replies end where the model ends them: to run the trial again would change nothing."""
+    sample = Sample()
+    for block in range(2):
+        sample.add("serial", block=block)
+        sample.add("batch4", block=block, **(NEVER_FULL if block else {}))
+    found = completeness(sample, tmp_path)
+    assert (found.status, found.observed) == ("pass", 1.0)
+    assert "1 trial of" in found.detail
+    assert "batch4 has no speed, since no decode step had all its rows" in found.detail
+
+
+def test_a_run_without_any_speed_is_not_green(tmp_path: Path) -> None:
+    sample = Sample()
+    sample.add("serial", **NEVER_FULL)
+    sample.add("batch4", **NEVER_FULL)
+    found = completeness(sample, tmp_path)
+    assert found.status == "incomplete"
+    assert "more --max-tokens" in found.detail
+
+
+def test_steps_that_committed_tokens_in_no_time_are_no_speed(tmp_path: Path) -> None:
+    sample = Sample()
+    sample.add("serial")
+    sample.add("batch4", decode_steps=3, aggregate_tokens=12, aggregate_s=0.0)
+    assert "has no speed" in completeness(sample, tmp_path).detail
+    assert completeness(sample, tmp_path / "again").status == "incomplete"
+
+
+def test_a_reply_that_differs_waits_for_the_trials_that_come_before_its_judge(
+    tmp_path: Path,
+) -> None:
+    sample = pair((1, 2), (1, 3))
+    sample.plan("serial", block=1)
+    found = gate(sample, tmp_path, "identity", "serial+spec")
+    assert found is not None
+    assert found.status == "incomplete"
+    assert "1 replies that differ wait to be judged" in found.detail
+    judge(sample, 1, 0.5)
+    assert status(sample, tmp_path / "judged", "identity") == "fail"
