@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from harness.peer import PeerError, PeerModel, PeerProcess, Peers, PeerWork
 from harness.store import TrialRow
 from harness.target import TrialJob
 from harness.workload import Prompt, Workload
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 CATALOGUE = load_cells(ROOT / "cells")
@@ -144,10 +144,7 @@ def test_the_child_dies_with_a_parent_that_is_killed(model: PeerModel) -> None:
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    deadline = time.monotonic() + 60
-    while psutil.pid_exists(pid) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not psutil.pid_exists(pid)
+    wait_for(lambda: not psutil.pid_exists(pid))
 
 
 @pytest.mark.parametrize("with_blas", [False, True])

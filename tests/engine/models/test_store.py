@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from engine.errors import DownloadError
 from engine.models.store import Product, obtain, read_product, store_dir, stored
+from tests.waiting import WAIT_S, wait_for
 
 RECIPE = "test-1"
 
@@ -119,10 +119,7 @@ def test_a_killed_maker_is_followed_by_one_that_cleans_up(
     model_cache: Path, tmp_path: Path
 ) -> None:
     killed = start(tmp_path / "log")
-    deadline = time.monotonic() + 30
-    while not list((store_dir() / ".staging").glob("*/part-3")):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: list((store_dir() / ".staging").glob("*/part-3")))
     waiting = start(tmp_path / "log")
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
@@ -137,7 +134,7 @@ def test_progress_is_told_from_bytes_on_disk(model_cache: Path) -> None:
     def make(folder: Path) -> Product:
         (folder / "a").write_bytes(bytes(500))
         (folder / "b").hardlink_to(folder / "a")
-        assert looked.wait(60)
+        assert looked.wait(WAIT_S)
         return product()
 
     def tell(done: int, expected: int | None) -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from tests.engine.server.fuzz import Hostile, hostile
 from tests.engine.server.live import Live, serving
+from tests.waiting import WAIT_S
 
 SEEDS, PER_SEED = range(8), 250
 BETWEEN_GOOD = 25
-PATIENCE_S = 30.0
 
 GOOD: dict[str, Any] = {"content": "say it again", "max_tokens": 12, "return_token_ids": True}
 BOUND: dict[str, Any] = {
@@ -44,7 +44,7 @@ def statuses(live: Live, case: Hostile) -> list[int]:
     """Send it and read all that comes back until the server closes."""
     host, port = live.url.removeprefix("http://").split(":")
     found = b""
-    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
+    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
         try:
             connection.sendall(case.sent)
             if not case.is_whole:

@@ -17,6 +17,7 @@ from schemathesis.config import GenerationConfig
 from engine.server.fields import CONSTRAINTS
 from engine.server.protocol import LIMITS
 from tests.engine.server.live import CHAT, COMPLETIONS, RESPONSES, Live
+from tests.waiting import WAIT_S
 
 load_all_checks()
 
@@ -91,7 +92,7 @@ def turn(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def answer(case: Case, session: requests.Session, *more: str) -> requests.Response:
-    sent = case.call(session=session, timeout=60)
+    sent = case.call(session=session, timeout=WAIT_S)
     checks = [check for check in CHECKS.get_all() if check.__name__ in (*ANSWERS, *more)]
     assert len(checks) == len(ANSWERS) + len(more)
     case.validate_response(sent, checks=checks)
