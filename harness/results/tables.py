@@ -150,7 +150,8 @@ def _caption(report: RunReport, label: str, rows: Sequence[Row]) -> str:
     revision = escape(run.git_sha[:12] or "unknown")
     dirty = " with uncommitted changes" if run.git_dirty else ""
     return (
-        f"Run {escape(run.run_id)} of {escape(run.created_at[:10])} on {escape(label)}: "
+        f"Run {escape(run.run_id)} of {escape(run.created_at[:10])}, {escape(run.tag)}, on "
+        f"{escape(label)}: "
         f"{numbers.counted(blocks, 'block')} of {numbers.counted(run.prompts, 'prompt')}, "
         f"n = {requests} requests a cell, {cap}, seed {run.seed}, preset {escape(run.preset)}, "
         f"revision {revision}{dirty}. {_noise(rows[0].group)}"
