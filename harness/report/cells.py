@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from engine.errors import FmError
 from harness.cell_name import on_side, parse_cell_name, side_of
 from harness.gates import outcome_of
 from harness.grade import Grade, judge_conformance
@@ -194,7 +195,10 @@ class CellReader:
 
     def _without_grammar(self, cell: CellRow) -> str | None:
         side = side_of(cell.name)
-        key = parse_cell_name(cell.name.removesuffix(f"@{side}") if side else cell.name)
+        try:
+            key = parse_cell_name(cell.name.removesuffix(f"@{side}") if side else cell.name)
+        except FmError:
+            return None  # a name of another version: its run is reported all the same
         name = on_side(str(key.without("grammar")), side)
         return name if name in self.index.cells else None
 
