@@ -59,6 +59,9 @@ def test_a_run_says_where_everything_is_and_writes_it(core: Run) -> None:
     assert "json: out.json" in core.done.out
     (report,) = (core.folder / "reports").glob("*.md")
     assert f"report: reports/{report.name}" in core.done.out
+    page = report.with_suffix(".html")
+    assert f"report: reports/{page.name}" in core.done.out
+    assert page.read_bytes().startswith(b"<!doctype html>")
     assert core.report["run_id"] in report.name
     assert (core.folder / "results" / "fm.db").is_file()
 
@@ -107,11 +110,12 @@ def test_pairs_that_cannot_run_are_told_with_the_reason(core: Run) -> None:
 
 
 def test_a_report_is_written_again_byte_for_byte_under_any_locale(core: Run) -> None:
-    (first,) = (core.folder / "reports").glob("*.md")
     ascii_only = {"LANG": "C", "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    again = fm(core.folder, "report", "-o", "again.md", **ascii_only)
-    assert again.code == 0, again.err
-    assert (core.folder / "again.md").read_bytes() == first.read_bytes()
+    for form in ("md", "html"):
+        (first,) = (core.folder / "reports").glob(f"*.{form}")
+        again = fm(core.folder, "report", "--format", form, "-o", "again", **ascii_only)
+        assert again.code == 0, again.err
+        assert (core.folder / "again").read_bytes() == first.read_bytes()
     shown = fm(core.folder, "report", core.report["run_id"][:20], **ascii_only)
     assert shown.code == 0, shown.err
     as_json = fm(core.folder, "report", "latest", "--format", "json")
