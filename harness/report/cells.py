@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness.cell_name import on_side, side_of
+from harness.cell_name import BASE, on_side, side_of
 from harness.gates import outcome_of
 from harness.grade import Grade, judge_conformance
 from harness.report.attribution import roofline, step_time
@@ -134,6 +134,7 @@ class CellReader:
     def _others(self, place: Place, cell: CellRow) -> Iterator[Against]:
         names = [cell.bare] if cell.bare not in (None, cell.baseline, SERIAL) else []
         names += self._peers(place, cell) if cell.kind != "peer" else []
+        names += [] if side_of(cell.name) else [on_side(cell.name, BASE)]
         for name in names:
             against = self.against(place, name)
             if against is not None:

@@ -175,7 +175,8 @@ class CellFigures:
         num_blocks: blocks that finished.
         main: against the cell without its last mechanism; None where it has none.
         serial: against `serial`; None for `serial` itself.
-        others: against its bare lane and the peers of its lane, where main is not that already.
+        others: against its bare lane, the peers of its lane and its twin of a base, where main is
+            not that already.
         client_delay: lateness of the client's events to the time between them; None in process.
         retries: requests that were sent again.
         drift: relative change of its speed from the first block to the last.

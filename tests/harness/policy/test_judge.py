@@ -10,6 +10,7 @@ import pytest
 from harness import exit_codes
 from harness.policy.judge import ALL_CELLS
 from harness.policy.policy_file import Floor, MetricRule, Policy, load_policy
+from harness.report import build_report
 from tests.harness.policy.gate_runs import BASE_SHA, both, compared, drafting, failed, found, judged
 from tests.harness.store.sample_run import EXTRACT, Sample, reply
 
@@ -273,6 +274,14 @@ def test_the_mean_over_all_cells_is_a_comparison_of_its_own(tmp_path: Path) -> N
     both(sample, "serial+spec@draft_budgets=fixed", head=speed(0.9), base=speed())
     mean = found(judged(sample, tmp_path), "metric", "tok_s", ALL_CELLS)
     assert mean.status == "fail"
+
+
+def test_a_report_compares_each_cell_with_its_twin(tmp_path: Path) -> None:
+    sample = both(compared(), head=speed(0.9), base=speed())
+    cells = {cell.place.cell: cell for cell in build_report(sample.load(tmp_path)).cells}
+    (against,) = cells["serial"].ratios
+    assert (against.baseline, against.ratio.verdict) == ("serial@base", "slower")
+    assert cells["serial@base"].ratios == ()
 
 
 # -- floors ----------------------------------------------------------------------------------------
