@@ -1,17 +1,18 @@
 """Where a step's time goes, and what it costs to know: `python benchmarks/attribution.py [MODEL]`.
 
-For several cells: the parts of a mean decode step, in milliseconds. For a row alone: steps with the
-timer against steps without it, in pairs of short stretches in turns (ABBA), the median step of a
-stretch against that of its neighbour, with the interval that reports use; and the same cost
-counted, laps a step times the time of a lap, which no other program on the machine can hide.
+For several cells: the parts of a decode step in milliseconds, mean of the fastest stretch of steps.
+For a row alone: steps with the timer against steps without it, in pairs of short stretches in turns
+(ABBA), the fastest step of a stretch against that of its neighbour, with the interval that reports
+use; and the same cost counted: laps a step times the time of a lap. Fastest ones throughout, since
+whatever else runs on the machine only adds time.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 import sys
 import time
+import timeit
 from collections.abc import Iterator
 
 from engine.config import EngineConfig
@@ -23,10 +24,10 @@ from engine.step_time import PARTS, StepTimer
 from harness.stats import compare
 
 PROMPT = 64
-TOKENS = 96
+ROUNDS = 5
 PAIRS = 24
 STRETCH = 12
-LAPS = 200_000
+LAPS, REPEATS = 1_000, 50
 SCHEMA = {
     "type": "object",
     "properties": {"names": {"type": "array", "items": {"type": "string"}, "minItems": 40}},
@@ -101,38 +102,49 @@ def decode_steps(engine: Engine) -> Iterator[float]:
 def parts_of(
     model: LoadedModel, config: EngineConfig, constraint: Constraint | None
 ) -> list[float]:
-    """Return the milliseconds of a mean step: whole, its parts, the remainder."""
+    """Return the milliseconds of a step: whole, its parts, the remainder."""
     engine = Engine(model, config, build_drafter(config, None))
-    for tokens in (4, TOKENS):  # the first to warm up
-        sums, total, steps = dict.fromkeys(PARTS, 0.0), 0.0, 0
+    found: list[list[float]] = []
+    for round_ in range(ROUNDS):
         for row in range(config.max_rows):
-            ids = prompt(model, row)
             engine.submit(
                 Request(
-                    prompt_ids=ids,
-                    max_tokens=tokens,
+                    prompt_ids=prompt(model, row),
+                    max_tokens=4 * STRETCH + 2,
                     ignore_eos=constraint is None,
                     constraint=constraint,
                 )
             )
-        for seconds in decode_steps(engine):
-            assert engine.last_step is not None
-            for part, spent in engine.last_step.parts_s.items():
-                sums[part] += spent
-            total, steps = total + seconds, steps + 1
-    shown = [total, *sums.values(), total - sum(sums.values())]
-    return [1000 * seconds / steps for seconds in shown]
+        steps = [
+            [seconds, *engine.last_step.parts_s.values()]
+            for seconds in decode_steps(engine)
+            if engine.last_step is not None
+        ]
+        if round_:  # the first warms up
+            stretches = zip(*[iter(steps)] * STRETCH, strict=False)
+            found += [
+                [math.fsum(column) for column in zip(*each, strict=True)] for each in stretches
+            ]
+    step, *parts = min(found)
+    return [1000 * seconds / STRETCH for seconds in (step, *parts, step - math.fsum(parts))]
 
 
 def steps_for_ever(engine: Engine, model: LoadedModel) -> Iterator[float]:
-    """Yield the seconds of decode steps of one row after another, each of the same length."""
+    """Yield the seconds of decode steps of one row after another.
+
+    The first step of a row and the last are left out: behind the last none is launched, so it is
+    much faster, and would always fall into the same stretch.
+    """
     while True:
         engine.submit(
-            Request(prompt_ids=prompt(model, 0), max_tokens=4 * STRETCH + 2, ignore_eos=True)
+            Request(prompt_ids=prompt(model, 0), max_tokens=4 * STRETCH + 3, ignore_eos=True)
         )
         steps = decode_steps(engine)
         next(steps)
-        yield from steps
+        held = next(steps)
+        for seconds in steps:
+            yield held
+            held = seconds
 
 
 def overhead(model: LoadedModel) -> tuple[list[float], float]:
@@ -142,35 +154,29 @@ def overhead(model: LoadedModel) -> tuple[list[float], float]:
     timers = {True: StepTimer(), False: Untimed()}
     logs, timed = [], []
     for pair in range(PAIRS):
-        medians = {}
+        fastest = {}
         for is_timed in (True, False) if pair % 2 else (False, True):
             use(engine, timers[is_timed])
-            medians[is_timed] = statistics.median(next(steps) for _ in range(STRETCH))
-        logs.append(math.log(medians[True] / medians[False]))
-        timed.append(medians[True])
-    return logs, statistics.median(timed)
+            fastest[is_timed] = min(next(steps) for _ in range(STRETCH))
+        logs.append(math.log(fastest[True] / fastest[False]))
+        timed.append(fastest[True])
+    return logs, min(timed)
 
 
 def counted(model: LoadedModel) -> float:
-    """Return the seconds that a step's laps take, its start and the larger report included."""
-    engine = Engine(model, EngineConfig())
-    counting = Counting()
+    """Return the seconds that the laps of a step take, and the start of its timer."""
+    engine, counting = Engine(model, EngineConfig()), Counting()
     use(engine, counting)
     steps = steps_for_ever(engine, model)
     next(steps)
     before = counting.readings
     for _ in range(STRETCH):
         next(steps)
+    laps = (counting.readings - before) / STRETCH
     timer = StepTimer()
-    started = time.perf_counter()
-    for _ in range(LAPS):
-        timer.lap("plan")
-    lap_s = (time.perf_counter() - started) / LAPS
-    started = time.perf_counter()
-    for _ in range(LAPS // 10):
-        timer.start()
-    start_s = (time.perf_counter() - started) / (LAPS // 10)
-    return lap_s * (counting.readings - before) / STRETCH + start_s
+    lap_s = min(timeit.repeat(lambda: timer.lap("plan"), number=LAPS, repeat=REPEATS)) / LAPS
+    start_s = min(timeit.repeat(timer.start, number=LAPS, repeat=REPEATS)) / LAPS
+    return laps * lap_s + start_s
 
 
 def main() -> None:
