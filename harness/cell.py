@@ -2,9 +2,9 @@
 
 A file holds the preset of one name, or, where settings are lists, of one name for each choice among
 their values. `batchN` with another N takes the settings of the file for the same features, `@aa`
-repeats a bare lane, `@rejection` is the cell without it under the other acceptance, `@fixed` the
-one with drafts that are not adapted to what they pay, and `@setting=value` the one under another
-setting, so that any legal name has a cell without a file.
+repeats a bare lane, `@rejection` is the cell without it under the other acceptance, and
+`@setting=value` the cell without it under another setting, so that any legal name has a cell
+without a file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.errors import SettingError, UnknownNameError
-from harness.cell_name import FIXED, REJECTION, CellName, parse_cell_name
+from harness.cell_name import REJECTION, CellName, parse_cell_name
 from harness.cell_settings import OWNERS, combinations, values_of
 from harness.toml_file import read_toml
 
@@ -146,9 +146,6 @@ class CellCatalogue:
             matching = self.find(replace(key, variant=""))
             config = replace(matching.config, acceptance=REJECTION)
             return replace(matching, key=key, config=config)
-        if key.variant == FIXED:
-            adaptive = self.find(replace(key, variant=""))
-            return replace(adaptive, key=key, config=replace(adaptive.config, draft_budgets=FIXED))
         for cell in self.cells.values():
             if key.rows is not None and _same_but_rows(cell.key, key):
                 return _derived(cell, key, cell.kind)

@@ -28,10 +28,6 @@ PEER = "mlx-lm"
 REJECTION = "rejection"
 """The variant that accepts drafts by rejection sampling: the law of plain decoding, not its ids."""
 
-FIXED = "fixed"
-"""The variant that always drafts as many tokens as it may: adaptive budgets follow measured times,
-so that two runs of one build may draft differently."""
-
 BASE = "base"
 """The side of a cell that the code compared with runs, in `fm gate --base`."""
 
@@ -241,8 +237,6 @@ def _refuse_what_cannot_run(name: CellName, text: str) -> None:
         raise SettingError(f"cell {text!r}: '@routed' needs batchN and spec")
     if (name.variant == "blas") and not name.is_peer:
         raise SettingError(f"cell {text!r}: '@blas' is for {PEER} cells; ours always load it")
-    if name.variant == FIXED and (not name.has("spec") or name.is_peer):
-        raise SettingError(f"cell {text!r}: '@{FIXED}' is for cells of ours with spec")
     if name.variant == REJECTION and (not name.has("spec") or name.is_peer):
         raise SettingError(f"cell {text!r}: '@{REJECTION}' is for cells of ours with spec")
     if name.variant == "aa" and not name.is_bare:

@@ -113,6 +113,8 @@ def _gates(compared: RunsCompared) -> list[str]:
 
 
 def _figures(compared: RunsCompared) -> list[str]:
+    if not compared.figures and not compared.same:
+        return ["## Figures", "None can be told side by side."]
     alike = f"{counted(compared.same, 'figure')} printed alike."
     if not compared.figures:
         return ["## Figures", f"None differs as printed; {alike}"]

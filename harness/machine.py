@@ -125,6 +125,13 @@ def machine_id(environment: Mapping[str, Any]) -> str:
     return f"{environment.get('host') or 'unknown'}-{digest}"
 
 
+def whereabouts(target: str) -> dict[str, str]:
+    """Return which machine and which commit of fm run trials now: a run that goes on may change."""
+    here = {**read_machine().as_dict(), "target": target}
+    sha = git_state().sha
+    return {"machine": machine_id(here), **({"commit": sha} if sha else {})}
+
+
 def machine_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what keeps two runs from being compared, one line each; empty for one machine."""
     left, right = identity(one), identity(other)

@@ -25,7 +25,7 @@ from harness.conditions.verdict import preflight_reasons
 from harness.conditions.watch import Watch
 from harness.drafters import draft_model_of
 from harness.interrupts import interruptible, last_words, uninterrupted
-from harness.machine import blas_problem, git_state, read_machine
+from harness.machine import blas_problem, git_state, read_machine, whereabouts
 from harness.matrix import Matrix, plan_matrix, skip_model, skip_pair
 from harness.partings import Finished
 from harness.planned import (
@@ -106,8 +106,7 @@ class Concluded:
     notes: tuple[str, ...] = ()
 
 
-NO_VERDICT = "timing gets no verdict"
-FORCING = "; --force gives one and marks the run"
+NO_VERDICT = "timing gets no verdict; --force gives one and marks the run"
 FORCED = "verdicts are forced, the run is marked"
 
 
@@ -244,7 +243,8 @@ class Session:
     ) -> Outcome:
         watch = watched.watch
         self._tell(run, watched.before)
-        store.record_conditions([replace(watched.before, run_id=run.run_id)])
+        standing = {**watched.before.standing, **whereabouts(run.target)}
+        store.record_conditions([replace(watched.before, run_id=run.run_id, standing=standing)])
         watch.start(run.run_id)
         loop = RunLoop(
             store=store,
@@ -269,8 +269,7 @@ class Session:
         for reason in reasons:
             self.progress.note(f"machine: {reason}")
         if reasons:
-            remedy = NO_VERDICT + FORCING * (self.places.command == RUN_COMMAND)
-            self.progress.note(f"machine: {FORCED if run.is_forced else remedy}")
+            self.progress.note(f"machine: {FORCED if run.is_forced else NO_VERDICT}")
 
 
 def watch_of(target: str) -> Watch:

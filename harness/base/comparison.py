@@ -25,11 +25,13 @@ class Comparison:
     Args:
         progress: shows the run, and is told which code the sides are.
         fetching: makes the callback that shows a download.
+        is_forced: give verdicts on a machine that is not clean, and mark the run.
     """
 
     places: Places
     progress: Progress
     fetching: Fetching
+    is_forced: bool = False
 
     def start(self, choices: Choices, reference: str) -> Concluded:
         """Run the cells of both sides.
@@ -67,6 +69,7 @@ class Comparison:
                     places=self.places,
                     progress=self.progress,
                     fetching=self.fetching,
+                    is_forced=self.is_forced,
                 )
             finally:
                 target.close()

@@ -134,21 +134,20 @@ FAULTS: dict[str, Fault] = {
         ),
         finding=("correctness", "identity"),
         exit_code=exit_codes.CORRECTNESS,
-        cells="serial+spec+grammar@fixed",
+        cells="serial+spec+grammar@draft_budgets=fixed",
     ),
     "other-lane": Fault(
         what="rows with drafts are sent to the serial lane",
         edits=(
             Edit(
                 path="engine/routing.py",
-                old="    return draft_budget > 0 and (request.spec_batching or config.spec_batching) "
-                '== "serial"\n',
-                new="    return draft_budget > 0\n",
+                old="    return draft_budget > 0 and (request.spec_batching",
+                new="    return draft_budget > 0 or (request.spec_batching",
             ),
         ),
         finding=("correctness", "routing"),
         exit_code=exit_codes.CORRECTNESS,
-        cells="batch4+spec@fixed",
+        cells="batch4+spec@draft_budgets=fixed",
         workload="short-chat",
     ),
 }
@@ -158,7 +157,7 @@ UNCHANGED = Fault(
     edits=(),
     finding=("", ""),
     exit_code=exit_codes.PASS,
-    cells="serial+spec+grammar@fixed",
+    cells="serial+spec+grammar@draft_budgets=fixed",
 )
 
 

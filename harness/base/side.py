@@ -214,9 +214,10 @@ class Side:
 
     def open(self, model: str) -> ModelRow:
         """Open a model in the child; what is open already stays open."""
-        if model != self._model or self._process is None or not self._process.is_alive:
+        if self._row is None or model != self._model or not self._is_alive():
+            # A side that could not open another model has none open.
+            self._row = None
             self._row = self._open(model)
-        assert self._row is not None
         return self._row
 
     def check(self, cell: Cell, workload: Workload) -> None:

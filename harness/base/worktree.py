@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -11,12 +12,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 import harness
 from engine.errors import SettingError
 from harness.machine import git_state
 
 CHILD = Path("harness/base/child.py")
 """What a commit needs to be measured: its own end of the trial protocol."""
+
+PREFIX = "fm-base-"
+"""Folders of checkouts begin so; the id of the process that made one follows."""
 
 GIT_TIMEOUT_S = 300.0
 
@@ -64,11 +70,11 @@ def checked_out(root: Path, sha: str) -> Iterator[Checkout]:
     Raises:
         SettingError: git does not do it, or the commit knows nothing of this command.
     """
-    folder = Path(tempfile.mkdtemp(prefix="fm-base-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
     tree = folder / sha[:12]
     try:
-        # What a killed fm left behind, and no hooks: they are for people's checkouts.
-        _git(root, "worktree", "prune")
+        _remove_left_behind(root)
+        # No hooks: they are for people's checkouts.
         done = _git(
             root, "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", str(tree), sha
         )
@@ -84,9 +90,23 @@ def checked_out(root: Path, sha: str) -> Iterator[Checkout]:
             )
         yield Checkout(tree.resolve(), sha)
     finally:
-        _git(root, "worktree", "remove", "--force", str(tree))
-        shutil.rmtree(folder, ignore_errors=True)
-        _git(root, "worktree", "prune")
+        _remove(root, tree)
+
+
+def _remove(root: Path, tree: Path) -> None:
+    _git(root, "worktree", "remove", "--force", str(tree))
+    shutil.rmtree(tree.parent, ignore_errors=True)
+    _git(root, "worktree", "prune")
+
+
+def _remove_left_behind(root: Path) -> None:
+    """Remove the checkouts of processes that were killed."""
+    listed = _git(root, "worktree", "list", "--porcelain").stdout
+    for place in re.findall(r"^worktree (.+)$", listed, flags=re.MULTILINE):
+        tree = Path(place)
+        made = re.match(rf"{PREFIX}(\d+)-", tree.parent.name)
+        if made and not psutil.pid_exists(int(made.group(1))):
+            _remove(root, tree)
 
 
 def _git(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

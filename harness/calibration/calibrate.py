@@ -222,7 +222,7 @@ def _percent(share: float) -> str:
 @click.command(help=__doc__)
 @click.option("--only", type=click.Choice(PARTS), multiple=True, help="Parts; all when none given.")
 @click.option("--sessions", type=click.IntRange(100), default=4000, show_default=True)
-@click.option("--runs", type=click.IntRange(1), default=60, show_default=True)
+@click.option("--runs", type=click.IntRange(1), default=300, show_default=True)
 @click.option("--model", default="smollm2-135m", show_default=True, help="Runs against itself.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, writable=True))
 def main(only: Sequence[str], sessions: int, runs: int, model: str, json_path: str | None) -> None:

@@ -12,6 +12,9 @@ STEP_S = 0.02
 EFFECTS = {"serial+spec": 0.08, "serial+spec@two-model": -0.05, "serial+spec@self": 0.0}
 """By how much each cell is faster than `serial`."""
 
+PROMPTS, TOKENS = 2, 20
+"""Of a trial: few, since its noise is set for the trial and not for its length."""
+
 MACHINE = Pace(
     noise=0.015,
     step_noise=0.05,
@@ -40,7 +43,13 @@ class Found:
 def known_effects(runs: int, preset: str = "gate") -> dict[str, Found]:
     """Return what runs with seeds of their own say of cells whose effects are known."""
     found = {cell: Found(effect) for cell, effect in EFFECTS.items()}
-    choices = Choices(cells=tuple(EFFECTS), workloads=("short-chat",), preset=preset)
+    choices = Choices(
+        cells=tuple(EFFECTS),
+        workloads=("short-chat",),
+        preset=preset,
+        prompts=PROMPTS,
+        max_tokens=TOKENS,
+    )
     for seed in range(runs):
         target = MetronomeTarget(_paces(), seed, autocorrelation=AUTOCORRELATION)
         report = rehearse(replace(choices, seed=seed), target)

@@ -15,6 +15,7 @@ from harness.commands.matrix_flags import CHOSEN, choices_of, matrix_options
 from harness.commands.places import DEFAULT_DB, DEFAULT_REPORTS, say
 
 if TYPE_CHECKING:
+    from harness.base.comparison import Comparison
     from harness.choices import Choices
     from harness.policy.judgement import Judgement
     from harness.session import Concluded
@@ -34,6 +35,7 @@ FILE = click.Path(path_type=Path)
 @matrix_options
 @click.option("--db", type=FILE, default=DEFAULT_DB, help="eval database")
 @click.option("--out", type=FILE, default=DEFAULT_REPORTS, help="folder for reports of --base")
+@click.option("--force", is_flag=True, help="verdicts also on a machine that is not clean; marked")
 @click.option("--quiet", is_flag=True, help="plain lines instead of a progress bar")
 @click.pass_context
 def gate(
@@ -48,6 +50,7 @@ def gate(
     json_path: Path | None,
     db: Path,
     out: Path,
+    force: bool,
     quiet: bool,
 ) -> int:
     """Judge a stored RUN, or with --base this checkout against a commit, and exit by it.
@@ -61,11 +64,16 @@ def gate(
     files = Files(junit=junit, summary=summary, json=json_path)
     rules = load_policy(policy)
     files.check()
-    _check_flags(context, run, base, resume)
+    _check_flags(context, run, base, resume, force)
     if base is not None or resume is not None:
-        concluded = _compared(_choices(context), base, resume, db, out, quiet)
-        if concluded.exit_code == exit_codes.INTERRUPTED:
-            return exit_codes.INTERRUPTED
+        comparison = _comparison(db, out, force, quiet)
+        if base is not None:
+            concluded = comparison.start(_choices(context), base)
+        else:
+            concluded = comparison.resume(resume or "latest")
+        _tell(concluded)
+        if concluded.report is None:
+            return concluded.exit_code
         run = concluded.run_id
     from harness.policy.judge import judge
     from harness.store import EvalStore
@@ -79,31 +87,26 @@ def gate(
     return judgement.exit_code
 
 
-def _compared(
-    chosen: Choices, base: str | None, resume: str | None, db: Path, out: Path, quiet: bool
-) -> Concluded:
-    """Run both sides, or go on with it."""
+def _comparison(db: Path, out: Path, force: bool, quiet: bool) -> Comparison:
     from engine.backend import require_backend
     from harness.base.comparison import Comparison
     from harness.progress import fetching_to, progress_for
     from harness.session import Places
 
     require_backend()
-    comparison = Comparison(
+    return Comparison(
         places=Places(db=db, reports=out, command="fm gate"),
         progress=progress_for(sys.stderr, quiet),
         fetching=fetching_to(sys.stderr),
+        is_forced=force,
     )
-    if resume is not None:
-        concluded = comparison.resume(resume)
-    else:
-        assert base is not None
-        concluded = comparison.start(chosen, base)
+
+
+def _tell(concluded: Concluded) -> None:
     for note in concluded.notes:
         click.echo(note)
     if concluded.exit_code == exit_codes.INTERRUPTED:
         say(f"run {concluded.run_id} was interrupted")
-    return concluded
 
 
 def _choices(context: click.Context) -> Choices:
@@ -118,7 +121,7 @@ def _choices(context: click.Context) -> Choices:
 
 
 def _check_flags(
-    context: click.Context, run: str | None, base: str | None, resume: str | None
+    context: click.Context, run: str | None, base: str | None, resume: str | None, force: bool
 ) -> None:
     given = [
         name for name, value in (("RUN", run), ("--base", base), ("--resume", resume)) if value
@@ -126,6 +129,7 @@ def _check_flags(
     if len(given) > 1:
         raise SettingError(f"{' and '.join(given)} exclude each other; give one of them")
     chosen = [name for name in context.meta[CHOSEN] if _is_given(context, name)]
+    chosen += ["force"] if force else []
     if chosen and base is None:
         flag = f"--{chosen[0].replace('_', '-')}"
         raise SettingError(f"{flag} chooses what --base runs; add --base REF or drop {flag}")

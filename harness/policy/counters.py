@@ -1,7 +1,8 @@
 """What a gate compares between head and base by counting: the same on any machine, however busy.
 
 Budgets of drafts that follow measured times make what they decide differ between two runs of one
-build. Counts that depend on them are told of such cells and decide nothing; `@fixed` cells draft
+build. Counts that depend on them are told of such cells and decide nothing; cells with
+`@draft_budgets=fixed` draft
 the same every time.
 """
 

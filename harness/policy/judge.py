@@ -129,7 +129,11 @@ def _counter(count: Count, policy: Policy) -> Finding:
 def _counted(count: Count, tolerance: float) -> tuple[Status, str]:
     what = COUNTERS[count.name].what
     told = f"{what}: {_number(count.head)} against the base's {_number(count.base)}"
-    inexact = "" if count.is_exact else "; adaptive budgets follow measured times, see @fixed cells"
+    inexact = (
+        ""
+        if count.is_exact
+        else "; adaptive budgets follow measured times, see @draft_budgets=fixed"
+    )
     if count.head is None:
         return "incomplete", f"{told}; this checkout tells it no more"
     if count.base is None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness.cell_name import on_side, parse_cell_name, side_of
+from harness.cell_name import on_side, side_of
 from harness.gates import outcome_of
 from harness.grade import Grade, judge_conformance
 from harness.report.attribution import roofline, step_time
@@ -193,9 +193,10 @@ class CellReader:
         )
 
     def _without_grammar(self, cell: CellRow) -> str | None:
-        side = side_of(cell.name)
-        key = parse_cell_name(cell.name.removesuffix(f"@{side}") if side else cell.name)
-        name = on_side(str(key.without("grammar")), side)
+        # By its text, not parsed: a stored name may come from a version that knew other words.
+        words, at, rest = cell.name.partition("@")
+        bare = "+".join(word for word in words.split("+") if word != "grammar")
+        name = f"{bare}{at}{rest}"
         return name if name in self.index.cells else None
 
     def _conforming(self, place: Place, replies: Sequence[ReplyGroup]) -> Conforming | None:

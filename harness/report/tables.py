@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -132,7 +133,8 @@ def _conforming(cell: CellFigures) -> str:
     value = cell.conforming
     if value is None:
         return numbers.DASH
-    return f"{value.ok}/{value.n} {100 * value.lower_bound:.0f}%"
+    # Rounded down: what is proven must not be overstated.
+    return f"{value.ok}/{value.n} {math.floor(100 * value.lower_bound)}%"
 
 
 def _plain_table(group: Group) -> list[str]:

@@ -18,6 +18,9 @@ Section = Literal["quotable", "unquotable"]
 COUNT = (("n", True),)
 REASONS = (("why unquotable", False),)
 
+OF_RUN = "the run is not quotable, see above"
+OF_CELL = "its cell is not quotable, see above"
+
 UNKNOWN_MACHINE = "unknown machine"
 
 
@@ -110,13 +113,18 @@ def _reasons(report: RunReport, cell: CellFigures) -> tuple[str, ...]:
     reasons = [*report.unquotable_reasons, *cell.refusals]
     for against in (cell.main, cell.serial):
         if against is not None:
-            reasons += _of_ratio(report, against)
+            reasons += _of_ratio(report, cell, against)
     return tuple(dict.fromkeys(reasons))
 
 
-def _of_ratio(report: RunReport, against: Against) -> list[str]:
-    """Return the reasons against one ratio that do not stand against the whole session."""
-    return [reason for reason in against.ratio.refusals if reason not in report.refusals]
+def _of_ratio(report: RunReport, cell: CellFigures, against: Against) -> list[str]:
+    """Return the reasons against one ratio that stand neither against its run nor its cell."""
+    known = {*report.refusals, *report.unquotable_reasons, *cell.refusals}
+    return [
+        f"against {against.baseline}: {reason}"
+        for reason in against.ratio.refusals
+        if reason not in known
+    ]
 
 
 def _table(report: RunReport, section: Section, group: Group, rows: Sequence[Row]) -> ResultTable:
@@ -150,7 +158,8 @@ def _caption(report: RunReport, label: str, rows: Sequence[Row]) -> str:
     revision = escape(run.git_sha[:12] or "unknown")
     dirty = " with uncommitted changes" if run.git_dirty else ""
     return (
-        f"Run {escape(run.run_id)} of {escape(run.created_at[:10])} on {escape(label)}: "
+        f"Run {escape(run.run_id)} of {escape(run.created_at[:10])}, {escape(run.tag)}, on "
+        f"{escape(label)}: "
         f"{numbers.counted(blocks, 'block')} of {numbers.counted(run.prompts, 'prompt')}, "
         f"n = {requests} requests a cell, {cap}, seed {run.seed}, preset {escape(run.preset)}, "
         f"revision {revision}{dirty}. {_noise(rows[0].group)}"
@@ -176,7 +185,10 @@ def _speeds(section: Section, rows: Sequence[Row]) -> str:
 
 
 def _ratios(report: RunReport, section: Section, rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the table of ratios; one that is refused is told with its reasons, never as sound."""
+    """Yield the table of ratios; one that is refused is told with its reasons, never as sound.
+
+    What stands against the whole run is spelled out in the table of speeds alone.
+    """
     ratios = [
         (row, against)
         for row in rows
@@ -189,11 +201,12 @@ def _ratios(report: RunReport, section: Section, rows: Sequence[Row]) -> Iterato
     if section == "quotable":
         yield table(RATIOS, lines)
         return
+    of_run = [OF_RUN] if report.unquotable_reasons else []
     reasons = [
-        "; ".join(dict.fromkeys([*row.reasons, *_of_ratio(report, against)]))
+        [*of_run, *row.cell.refusals, *_of_ratio(report, row.cell, against)]
         for row, against in ratios
     ]
     yield table(
         (*RATIOS, *REASONS),
-        [(*line, why) for line, why in zip(lines, reasons, strict=True)],
+        [(*line, "; ".join(why) or OF_CELL) for line, why in zip(lines, reasons, strict=True)],
     )

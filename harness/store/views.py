@@ -270,7 +270,7 @@ SELECT run_id, model, workload, cell,
     SUM(illegal_drafts) AS illegal_drafts,
     COUNT(conformance) AS graded,
     COALESCE(SUM(conformance = 'ok'), 0) AS conforming,
-    AVG(field_accuracy) AS field_accuracy,
+    ROUND(AVG(field_accuracy), 12) AS field_accuracy,
     CASE WHEN SUM(decoded) > 0 THEN SUM(decoded_length) / SUM(decoded) END AS mean_length
 FROM counted GROUP BY run_id, model, workload, cell;
 
@@ -299,5 +299,6 @@ WHERE r.phase = 'measured' AND (
 """
 """Reports of large runs: an index that holds all a figure needs, so that texts stay unread, and
 views that sort numbers by numbers instead of by names. CUME_DIST is the share of observations at
-or below a value, so the first value whose share reaches p % is the nearest rank.
+or below a value, so the first value whose share reaches p % is the nearest rank. The mean accuracy
+is rounded, since the last bits of a sum depend on the order of its terms.
 """

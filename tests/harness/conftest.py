@@ -1,13 +1,22 @@
-"""What tests of commands share."""
+"""What tests of the harness share."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from harness.cli import main
 from tests.harness.command import Done, Fm
+from tests.harness.nursery import Nursery
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """One warm process for all tests of lives that end badly: starting it takes seconds."""
+    with Nursery() as warm:
+        yield warm
 
 
 @pytest.fixture

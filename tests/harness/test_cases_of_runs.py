@@ -104,7 +104,7 @@ def test_a_warm_up_is_as_long_as_what_it_warms_up_for_and_shares_no_message(name
 
 
 def test_prompts_from_a_cache_are_told_and_nobody_should_quote_them() -> None:
-    """Case ha-07: a later cell sees the prompts of an earlier one again, and so does a later run."""
+    """Case ha-07: a later cell sees the prompts of an earlier one, and so does a later run."""
     with remembering(keeps=True) as (server, _memory):
         first, again = measure(server, "serial"), measure(server, "serial")
         both = measure(server, "serial", "batch2")

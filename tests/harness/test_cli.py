@@ -9,7 +9,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import mlx.core as mx
 import pytest
@@ -59,6 +59,9 @@ def test_a_run_says_where_everything_is_and_writes_it(core: Run) -> None:
     assert "json: out.json" in core.done.out
     (report,) = (core.folder / "reports").glob("*.md")
     assert f"report: reports/{report.name}" in core.done.out
+    page = report.with_suffix(".html")
+    assert f"report: reports/{page.name}" in core.done.out
+    assert page.read_bytes().startswith(b"<!doctype html>")
     assert core.report["run_id"] in report.name
     assert (core.folder / "results" / "fm.db").is_file()
 
@@ -107,11 +110,12 @@ def test_pairs_that_cannot_run_are_told_with_the_reason(core: Run) -> None:
 
 
 def test_a_report_is_written_again_byte_for_byte_under_any_locale(core: Run) -> None:
-    (first,) = (core.folder / "reports").glob("*.md")
     ascii_only = {"LANG": "C", "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    again = fm(core.folder, "report", "-o", "again.md", **ascii_only)
-    assert again.code == 0, again.err
-    assert (core.folder / "again.md").read_bytes() == first.read_bytes()
+    for form in ("md", "html"):
+        (first,) = (core.folder / "reports").glob(f"*.{form}")
+        again = fm(core.folder, "report", "--format", form, "-o", "again", **ascii_only)
+        assert again.code == 0, again.err
+        assert (core.folder / "again").read_bytes() == first.read_bytes()
     shown = fm(core.folder, "report", core.report["run_id"][:20], **ascii_only)
     assert shown.code == 0, shown.err
     as_json = fm(core.folder, "report", "latest", "--format", "json")
@@ -229,21 +233,26 @@ LONG = (
 )
 
 
-def started(folder: Path, num_trials: int) -> subprocess.Popen[str]:
-    """Start a longer run and return once some of its trials are done."""
+AGAIN = ("run", "--resume", "latest", "--db", "fm.db")
+
+
+def started(
+    folder: Path, num_trials: int, arguments: tuple[str, ...] = LONG
+) -> subprocess.Popen[str]:
+    """Start or go on with a longer run and return once some of its trials are done."""
     child = subprocess.Popen(
-        [*FM, *LONG], cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True
+        [*FM, *arguments], cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True
     )
     for _ in range(num_trials):
-        assert "tok/s" in next_trial(child)
+        assert "tok/s" in next_trial(child.stderr)
     return child
 
 
-def next_trial(child: subprocess.Popen[str]) -> str:
+def next_trial(stream: IO[str] | None) -> str:
     """Read the next line of progress; what is said of a busy machine comes before the first."""
-    assert child.stderr is not None
-    line = child.stderr.readline()
-    return next_trial(child) if line.startswith("machine: ") else line
+    assert stream is not None
+    line = stream.readline()
+    return next_trial(stream) if line.startswith("machine: ") else line
 
 
 def done_trials(folder: Path) -> dict[str, str]:
@@ -255,23 +264,19 @@ def done_trials(folder: Path) -> dict[str, str]:
     return dict(rows)
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGKILL, -9), (signal.SIGINT, 130)],
-    ids=["kill -9", "Ctrl-C"],
-)
-def test_a_run_that_was_stopped_goes_on_where_it_was(
-    tmp_path: Path, fm_here: Fm, number: signal.Signals, code: int
+def test_a_run_that_was_killed_and_killed_again_goes_on_where_it_was(
+    tmp_path: Path, fm_here: Fm
 ) -> None:
-    child = started(tmp_path, 3)
-    child.send_signal(number)
-    _, errors = child.communicate(timeout=WAIT_S)
-    assert child.returncode == code
-    before = done_trials(tmp_path)
-    assert 3 <= len(before) < 20
-    if code == 130:
-        assert "was interrupted" in errors
-    resumed = fm_here("run", "--resume", "latest", "--db", "fm.db")
+    before: dict[str, str] = {}
+    for arguments in (LONG, AGAIN):
+        child = started(tmp_path, 3, arguments)
+        child.kill()
+        child.communicate(timeout=WAIT_S)
+        now = done_trials(tmp_path)
+        assert before.items() <= now.items()
+        assert len(before) + 3 <= len(now) < 20
+        before = now
+    resumed = fm_here(*AGAIN)
     assert resumed.code == 0, resumed.err
     after = done_trials(tmp_path)
     assert len(after) == 20
@@ -324,30 +329,33 @@ def test_an_engine_that_leaves_the_law_fails_the_run(
 def test_a_run_is_not_resumed_under_other_kill_switches(fm_here: Fm) -> None:
     short = ("run", *TINY, "--cells", "serial", "--workloads", "short-chat", "--db", "fm.db")
     assert fm_here(*short, FM_REJECTION="0", FM_PIPELINE="0").code == 0
-    again = ("run", "--resume", "latest", "--db", "fm.db")
-    refused = fm_here(*again, FM_PIPELINE="0", FM_SPEC="0")
+    refused = fm_here(*AGAIN, FM_PIPELINE="0", FM_SPEC="0")
     assert refused.code == 2
     assert "began with FM_REJECTION=0 and without FM_SPEC=0" in refused.err
     assert "set FM_REJECTION=0 and unset FM_SPEC to go on" in refused.err
     assert len(refused.err.splitlines()) == 1
-    assert fm_here(*again, FM_PIPELINE="0", FM_REJECTION="0").code == 0
+    assert fm_here(*AGAIN, FM_PIPELINE="0", FM_REJECTION="0").code == 0
 
 
-def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda item: item.name)
+def test_an_interrupted_run_says_so_and_then_how_to_go_on(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     child = subprocess.Popen(
         [*FM, *LONG],
         cwd=tmp_path,
         env=environment(),
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
     )
-    next_trial(child)
-    child.send_signal(signal.SIGTERM)
+    next_trial(child.stdout)
+    child.send_signal(number)
     out, _ = child.communicate(timeout=WAIT_S)
     assert child.returncode == 130
-    assert "go on with: fm run --resume " in out
+    assert 0 < out.index(" was interrupted") < out.index("go on with: fm run --resume ")
     assert "Traceback" not in out
+    assert 1 <= len(done_trials(tmp_path)) < 20
 
 
 HELP = """

@@ -148,6 +148,7 @@ def test_a_workload_whose_files_were_changed_is_another_one(tmp_path: Path) -> N
     found = compare_runs(data, changed)
     assert found.places_not_comparable == ("workload short-chat: its prompts or schemas differ",)
     assert found.figures == ()
+    assert "None can be told side by side." in compared_markdown(found)
 
 
 def test_no_quotient_of_two_runs_appears_anywhere(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,6 @@ from tests.harness.nursery import CHOICES, COUNT, End, Life, Nursery
 NUM_KILLS = 50
 NUM_INTERRUPTS = 8
 MAX_LIVES = 4 * NUM_KILLS
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as warm:
-        yield warm
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from harness.report.figures import Acceptance, CellFigures, RunReport
 from harness.report.html.chart import Chart, Part, bar, drawing, segment, written
 from harness.report.html.element import Content, Element, el
 from harness.report.html.table import shown_table
-from harness.report.html.words import name, note, prose
+from harness.report.html.words import cell_of, note, prose
 from harness.report.mechanisms import (
     GRAMMAR,
     GRAMMAR_LEGEND,
@@ -52,18 +52,20 @@ def acceptance(report: RunReport) -> Content:
     if not rows:
         return note(NONE_LINE)
     label = "drafts by cell, and the share accepted at each position"
-    table = shown_table(label, acceptance_columns(report), rows, heads=3)
-    return (_bars(report), table, _histogram(report))
+    bars = shown_table(label, acceptance_columns(report), rows, heads=3)
+    return (_bars(report), bars, _histogram(report))
 
 
 def _histogram(report: RunReport) -> Content:
-    """Return how many drafts a call accepted, where any cell tells."""
     rows = histogram_rows(report)
     if not rows:
         return None
-    label = "calls by how many drafts they accepted"
-    table = shown_table(label, histogram_columns(report), rows, heads=3)
-    return (table, note(prose(HISTOGRAM_LEGEND)))
+    label = "decode forwards by how many drafts they accepted"
+    return (
+        el("h3", None, "Drafts accepted by a call"),
+        shown_table(label, histogram_columns(report), rows, heads=3),
+        note(prose(HISTOGRAM_LEGEND)),
+    )
 
 
 def _bars(report: RunReport) -> Content:
@@ -88,9 +90,8 @@ def _bars(report: RunReport) -> Content:
 
 
 def _row(cell: CellFigures, found: Acceptance, width: int) -> Sequence[Content]:
-    where = (" ", name(cell.place.model), " on ", name(cell.place.workload))
     return (
-        (name(cell.place.cell), el("span", {"class": "aside"}, where)),
+        cell_of(cell.place),
         _curve(cell, found, width),
         numbers.percent(found.rate),
         numbers.fixed(found.tokens_per_call, 2),

@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from harness.report.html.element import Content, Element, el
 from harness.store.index import Place
 
-_BREAKS = re.compile(r"(?=[+@])|(?<![/:])(?=/)")
+_BREAKS = re.compile(r"(?=[+@=])|(?<![/:])(?=/)")
 
 MARKS = {"pass": "✓", "fail": "✕", "incomplete": "…"}
 """A sign beside the word of a gate's status, so that colour is not all that tells them apart."""
 
 
 def name(text: str) -> Element:
-    """Return a name from outside: its direction stays its own, and long ones break at `+ @ /`."""
+    """Return a name from outside: its direction stays its own, and long ones break at `+ @ = /`."""
     first, *rest = _BREAKS.split(text)
     return el("bdi", {"class": "name"}, first, [(el("wbr"), part) for part in rest])
 
@@ -23,6 +23,12 @@ def name(text: str) -> Element:
 def place_name(place: Place) -> Content:
     """Return `cell, model on workload`."""
     return (name(place.cell), ", ", name(place.model), " on ", name(place.workload))
+
+
+def cell_of(place: Place) -> Content:
+    """Return the name of a cell, with its model and workload below it."""
+    where = (" ", name(place.model), " on ", name(place.workload))
+    return (name(place.cell), el("span", {"class": "aside below"}, where))
 
 
 def status(word: str) -> Element:

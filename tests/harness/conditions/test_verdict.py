@@ -94,6 +94,15 @@ def test_the_worst_sample_of_a_kind_is_told() -> None:
     assert "gave 50 % of the processor time" in reason
 
 
+def test_a_run_that_went_on_elsewhere_or_with_other_code_is_told() -> None:
+    began, went_on = {"machine": "a-1", "commit": "abc"}, {"machine": "b-2", "commit": "def"}
+    rows = run_of([row(standing=began), row(standing=began), row(standing=went_on)])
+
+    reasons = blemishes(RUN, rows)
+    assert "the machine changed during the run: a-1, then b-2" in reasons
+    assert "fm's own commit changed during the run: abc, then def" in reasons
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

@@ -20,7 +20,12 @@ from tests.harness.store.sample_run import CELLS, Sample, cell, reply
 
 BASE_SHA = "b" * 40
 BLOCKS = 7
-CELLS_MEASURED = ("serial", "spec@fixed", "grammar", "spec+grammar@fixed")
+CELLS_MEASURED = (
+    "serial",
+    "spec@draft_budgets=fixed",
+    "grammar",
+    "spec+grammar@draft_budgets=fixed",
+)
 
 
 def compared(**run: Any) -> Sample:
@@ -30,7 +35,9 @@ def compared(**run: Any) -> Sample:
         cell("serial"),
         cell("serial+grammar", baseline="serial"),
         cell("serial+spec", baseline="serial", reference="serial"),
-        cell("serial+spec@fixed", baseline="serial", reference="serial", settings=fixed),
+        cell(
+            "serial+spec@draft_budgets=fixed", baseline="serial", reference="serial", settings=fixed
+        ),
     ]
     twins = [
         replace(
@@ -88,14 +95,16 @@ def drafting(drafted: int, accepted: int, calls: int) -> list[RequestRow]:
 
 USUAL = {
     "serial": Pace(step_s=0.0200, ttft_s=0.10),
-    "serial+spec@fixed": Pace(step_s=0.0240, ttft_s=0.10, tokens_per_step=2),
+    "serial+spec@draft_budgets=fixed": Pace(step_s=0.0240, ttft_s=0.10, tokens_per_step=2),
     "serial+grammar": Pace(step_s=0.0210, ttft_s=0.11, mask_s=0.0004),
-    "serial+spec+grammar@fixed": Pace(step_s=0.0260, ttft_s=0.11, tokens_per_step=2, mask_s=0.0004),
+    "serial+spec+grammar@draft_budgets=fixed": Pace(
+        step_s=0.0260, ttft_s=0.11, tokens_per_step=2, mask_s=0.0004
+    ),
 }
 """Speeds as a small model has them on two cores."""
 
 NOISE = {"noise": 0.01, "step_noise": 0.03, "outlier_rate": 0.01, "outlier_factor": 1.3}
-"""What a quiet machine adds: a trial differs by 1 %, a step by 3 %, one trial in a hundred is hit."""
+"""What a quiet machine adds: 1 % a trial, 3 % a step; one trial in a hundred takes 1.3 times."""
 
 
 def metronome_gate(

@@ -106,7 +106,7 @@ def test_drafts_are_counted(
 ) -> None:
     sample = both(
         compared(),
-        "serial+spec@fixed",
+        "serial+spec@draft_budgets=fixed",
         head=lambda block: {"replies": drafting(*head)},
         base=lambda block: {"replies": drafting(*base)},
     )
@@ -116,7 +116,7 @@ def test_drafts_are_counted(
     assert judgement.exit_code == exit_codes.REGRESSION
     better = both(
         compared(),
-        "serial+spec@fixed",
+        "serial+spec@draft_budgets=fixed",
         head=lambda block: {"replies": drafting(*base)},
         base=lambda block: {"replies": drafting(*head)},
     )
@@ -133,7 +133,7 @@ def test_counts_that_follow_measured_times_are_told_and_decide_nothing(tmp_path:
     judgement = judged(both(sample), tmp_path, "shared-runner")
     finding = found(judgement, "counter", "drafted")
     assert (finding.status, finding.is_hard) == ("fail", False)
-    assert "@fixed" in finding.detail
+    assert "@draft_budgets=fixed" in finding.detail
     assert judgement.exit_code == exit_codes.PASS
 
 
@@ -202,7 +202,7 @@ def test_a_lane_that_was_not_declared_fails(tmp_path: Path) -> None:
     assert ("correctness", "routing") in failed(judgement)
 
 
-# -- a gate that saw nothing is not green ------------------------------------------------------------
+# -- a gate that saw nothing is not green ----------------------------------------------------------
 
 
 def test_a_run_that_did_not_finish_is_incomplete(tmp_path: Path) -> None:
@@ -223,10 +223,14 @@ def test_a_base_that_ran_nothing_is_incomplete(tmp_path: Path) -> None:
 def test_a_cell_that_the_base_cannot_run_is_told(tmp_path: Path) -> None:
     sample = both(compared())
     for block in range(7):
-        sample.add("serial+spec@fixed", block)
-    sample.plan("serial+spec@fixed@base", status="skipped", reason="the base knows no @fixed")
+        sample.add("serial+spec@draft_budgets=fixed", block)
+    sample.plan(
+        "serial+spec@draft_budgets=fixed@base",
+        status="skipped",
+        reason="the base knows no draft_budgets",
+    )
     finding = found(judged(sample, tmp_path), "coverage", "compared")
-    assert "the base knows no @fixed" in finding.detail
+    assert "the base knows no draft_budgets" in finding.detail
     assert not finding.is_hard
 
 
@@ -266,7 +270,7 @@ def test_a_baseline_that_differs_from_its_repeat_takes_the_verdicts_of_its_group
 
 def test_the_mean_over_all_cells_is_a_comparison_of_its_own(tmp_path: Path) -> None:
     sample = both(compared(), head=speed(0.9), base=speed())
-    both(sample, "serial+spec@fixed", head=speed(0.9), base=speed())
+    both(sample, "serial+spec@draft_budgets=fixed", head=speed(0.9), base=speed())
     mean = found(judged(sample, tmp_path), "metric", "tok_s", ALL_CELLS)
     assert mean.status == "fail"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from harness.store import ConditionRow, DivergenceRow
 from tests.harness.store.sample_run import CHAT, EXTRACT, Sample, reply
@@ -83,6 +84,32 @@ def _add(sample: Sample, name: str, block: int, tok_s: float, constrained: bool)
         replay_masked_s=5.05 if has_grammar else None,
         replay_mask_s=0.0021 if has_grammar else None,
     )
+
+
+def timed_run() -> Sample:
+    """Return a short run whose trials tell where their steps' time went, and what they read."""
+    sample = full_run(blocks=3)
+    sample.run = {**sample.run, "environment": {"memory_bandwidth_gb_s": 20.0}}
+    parts = dict.fromkeys(
+        ("plan_s", "draft_s", "build_s", "launch_s", "mask_s", "sample_s", "wait_s", "commit_s"),
+        0.4,
+    )
+    sample.records = [
+        replace(
+            record,
+            trial=replace(
+                record.trial,
+                decode_steps=100,
+                step_s=3.5,
+                weight_bytes=600_000_000,
+                kv_token_bytes=20_000,
+                kv_row_bytes=0,
+                **parts,
+            ),
+        )
+        for record in sample.records
+    ]
+    return sample
 
 
 def failed_run() -> Sample:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.store import ConditionRow, DivergenceRow
+from harness.report import build_report, to_html
+from harness.store import ConditionRow, DivergenceRow, EvalStore, new_id
 from tests.harness.store.sample_run import EXTRACT, MODEL, Sample, reply
 
 XSS = {
@@ -41,6 +42,13 @@ AWKWARD = {
     "long": "very-long-" + "x" * 180,
 }
 """Texts that break tables and pages without meaning to."""
+
+
+def page_of(store: EvalStore, text: str) -> str:
+    """Return the HTML report of a run in which everything from outside is this text."""
+    sample = hostile_run(text, new_id())
+    sample.store_in(store)
+    return to_html(build_report(store.load_run(sample.run_id)))
 
 
 def hostile_run(text: str, run_id: str = Sample.run_id) -> Sample:

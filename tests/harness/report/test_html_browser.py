@@ -9,9 +9,10 @@ import pytest
 
 from harness.report import RunReport, build_report, to_html
 from harness.report.visible import visible
+from harness.store import EvalStore
 from tests.harness.report.chromium import Page, chromium
-from tests.harness.report.full_run import failed_run, full_run
-from tests.harness.report.hostile_run import AWKWARD, XSS, hostile_run
+from tests.harness.report.full_run import failed_run, full_run, timed_run
+from tests.harness.report.hostile_run import AWKWARD, XSS, hostile_run, page_of
 from tests.harness.store.sample_run import Sample
 
 EVERYTHING = " ".join([*XSS.values(), *AWKWARD.values()])
@@ -20,6 +21,7 @@ SAMPLES = {
     "failed": failed_run,
     "hostile": lambda: hostile_run(EVERYTHING),
     "long": lambda: hostile_run("n" * 300),
+    "timed": timed_run,
     "empty": Sample,
 }
 SCHEMES = ("light", "dark")
@@ -29,6 +31,12 @@ WIDTHS = (1280, 720, 360)
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     with chromium(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EvalStore]:
+    with EvalStore.open(tmp_path_factory.mktemp("hostile") / "fm.db") as opened:
         yield opened
 
 
@@ -109,7 +117,7 @@ return found;
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("name", ["full", "failed"])
+@pytest.mark.parametrize("name", ["full", "failed", "timed"])
 def test_every_text_stands_out_from_its_ground(
     name: str, scheme: str, page: Page, files: dict[str, Path]
 ) -> None:
@@ -255,9 +263,11 @@ def test_without_scripts_everything_is_there(page: Page, files: dict[str, Path])
 
 
 @pytest.mark.parametrize("text", XSS.values(), ids=XSS.keys())
-def test_what_a_model_writes_is_shown_and_never_run(text: str, page: Page, tmp_path: Path) -> None:
+def test_what_a_model_writes_is_shown_and_never_run(
+    text: str, page: Page, store: EvalStore, tmp_path: Path
+) -> None:
     file = tmp_path / "page.html"
-    file.write_bytes(to_html(build_report(hostile_run(text).load(tmp_path))).encode())
+    file.write_bytes(page_of(store, text).encode())
     page.open(file)
     assert page.js("return window.harmed === undefined")
     counted = "return document.querySelectorAll(arguments[0]).length"
@@ -276,9 +286,11 @@ def test_what_a_model_writes_is_shown_and_never_run(text: str, page: Page, tmp_p
 
 
 @pytest.mark.parametrize("text", AWKWARD.values(), ids=AWKWARD.keys())
-def test_an_awkward_name_is_shown_as_it_is(text: str, page: Page, tmp_path: Path) -> None:
+def test_an_awkward_name_is_shown_as_it_is(
+    text: str, page: Page, store: EvalStore, tmp_path: Path
+) -> None:
     file = tmp_path / "page.html"
-    file.write_bytes(to_html(build_report(hostile_run(text).load(tmp_path))).encode())
+    file.write_bytes(page_of(store, text).encode())
     page.open(file, width=360)
     names = page.js(
         "return [...document.querySelectorAll('th .name')].map((item) => item.textContent)"

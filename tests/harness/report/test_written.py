@@ -296,6 +296,41 @@ def test_the_terminal_table_fits_80_columns(report: RunReport) -> None:
                 assert part in stream.getvalue()
 
 
+LONGEST = {
+    "features": "batch128+spec+grammar@rejection",
+    "settings": "serial+spec+grammar@rejection@num_draft_tokens=16@ngram_max=12",
+    "variant": f"serial+spec@{'-'.join(['word'] * 20)}",
+    "url": f"https://inference.example.org:8443/{'path/' * 30}v1+batch128",
+}
+
+
+@pytest.mark.parametrize("name", LONGEST.values(), ids=LONGEST.keys())
+def test_the_terminal_table_fits_80_columns_for_the_longest_names_and_figures(
+    name: str, tmp_path: Path
+) -> None:
+    sample = Sample(run={"blocks": 10})
+    sample.cells["batch4"] = replace(sample.cells["batch4"], name=name, max_rows=128)
+    replies = [
+        reply(f"p{at}", ids=range(40), ttft_s=12.345, last_token_s=12.352, conformance="ok")
+        for at in range(60)
+    ]
+    for block in range(10):
+        sample.add("serial", block, 1000.0)
+        sample.add("batch4", block, 12345.0 + 997 * (block % 3), replies, [(9999, 9998)])
+    (group,) = build_report(sample.load(tmp_path)).groups
+    stream = io.StringIO()
+    Console(file=stream, width=80).print(composition_table(group))
+    head, *rows = stream.getvalue().split("cell ", 1)[1].splitlines()
+    assert max(map(len, stream.getvalue().splitlines())) <= 80
+    width = len("cell ") + head.index("conc")
+    column = [row[:width].strip() for row in rows]
+    assert column[0] == "serial"
+    assert "".join(column[1:]) == name
+    figures = " ".join(row[width:] for row in rows[1:]).split()
+    for figure in ("128", "13342", "5571", "13.30", "12.35-13.83", "10/10", "600/600", "99%"):
+        assert figure in figures, stream.getvalue()
+
+
 def test_plain_lines_hold_the_same_and_no_control_sequence(report: RunReport) -> None:
     text = plain_report(report)
     assert "\x1b" not in text

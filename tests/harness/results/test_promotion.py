@@ -84,9 +84,23 @@ def test_unquotable_rows_go_to_a_section_marked_so_with_their_reasons(tmp_path: 
     text = written(tmp_path, steady_run(blocks=3), unquotable=True)
     assert headings(text, 2) == ["Unquotable"]
     assert "**Do not quote these figures**" in text
-    for table in tables(text):
-        assert table[0][-1] == "why unquotable"
-        assert {row[-1] for row in table[1:]} == {"3 blocks; a verdict needs 6"}
+    speeds, ratios = tables(text)
+    assert speeds[0][-1] == ratios[0][-1] == "why unquotable"
+    assert {row[-1] for row in speeds[1:]} == {"3 blocks; a verdict needs 6"}
+    assert {row[-1] for row in ratios[1:]} == {"the run is not quotable, see above"}
+
+
+def test_a_ratio_that_varies_is_told_with_what_it_is_against(tmp_path: Path) -> None:
+    sample = steady_run()
+    for block, tok_s in enumerate((30.0, 60.0, 30.0, 60.0, 30.0, 60.0)):
+        sample.add("batch4", block, tok_s, [reply(lane_taken="batch")])
+    text = written(tmp_path, sample, unquotable=True)
+    _, sound, speeds, ratios = tables(text)
+    assert [row[0] for row in sound[1:]] == ["serial+spec"]
+    for table in (speeds, ratios):
+        (row,) = table[1:]
+        assert row[0] == "batch4"
+        assert row[-1].startswith("against serial: the ratio varies by ")
 
 
 def test_one_spoiled_cell_is_left_out_of_a_quotable_run_and_named(tmp_path: Path) -> None:

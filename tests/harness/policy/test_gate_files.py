@@ -1,0 +1,139 @@
+"""What a gate writes: JUnit that parsers take, Markdown that stays a table, JSON without NaN."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from harness.policy.files import Files
+from harness.policy.json_form import to_json
+from harness.policy.judgement import Judgement
+from harness.policy.junit import to_junit
+from harness.policy.summary import to_lines, to_markdown
+from tests.harness.policy.gate_runs import both, compared, judged
+from tests.harness.store.sample_run import EXTRACT, Sample, reply
+
+HOSTILE = 'tab\there | pipe `tick` <b>&amp;</b> \x1b[31mred\x00 \u202eback\nline "quote"'
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Judgement:
+    """A gate with everything in it: a document that fails, a slower cell, a count, a busy base."""
+    plain = {"workload": EXTRACT}
+    sample = both(
+        compared(command="fm gate --base bbbb"),
+        head=lambda block: {**plain, "tok_s": 10.0, "counters": {"steps": 3}},
+        base=lambda block: {**plain, "tok_s": 20.0, "counters": {"steps": 2}},
+    )
+    bad = {"replies": [reply(conformance="schema-invalid", conformance_detail=HOSTILE)], **plain}
+    both(sample, "serial+grammar", head=lambda block: bad, base=lambda block: bad)
+    return judged(sample, tmp_path_factory.mktemp("gate"))
+
+
+def suites(judgement: Judgement) -> dict[str, ElementTree.Element]:
+    root = ElementTree.fromstring(to_junit(judgement).encode())
+    assert root.tag == "testsuites"
+    return {str(suite.get("name")): suite for suite in root}
+
+
+def test_junit_has_a_suite_of_each_kind_with_counts_that_add_up(mixed: Judgement) -> None:
+    found = suites(mixed)
+    assert list(found) == [
+        "fm gate: correctness",
+        "fm gate: counter",
+        "fm gate: metric",
+    ]
+    for suite in found.values():
+        cases = suite.findall("testcase")
+        assert suite.get("tests") == str(len(cases)) != "0"
+        for attribute, tag in (
+            ("failures", "failure"),
+            ("errors", "error"),
+            ("skipped", "skipped"),
+        ):
+            assert suite.get(attribute) == str(sum(case.find(tag) is not None for case in cases))
+
+
+def test_junit_fails_what_decides_and_skips_what_is_advisory(mixed: Judgement) -> None:
+    cases = {
+        (case.get("name"), case.get("classname")): case
+        for case in suites(mixed)["fm gate: correctness"]
+    }
+    ours = cases["conformance", "tiny.json-extract.serial+grammar"]
+    theirs = cases["conformance", "tiny.json-extract.serial+grammar@base"]
+    assert ours.find("failure") is not None
+    assert theirs.find("failure") is None
+    skipped = theirs.find("skipped")
+    assert skipped is not None
+    assert "advisory" in str(skipped.get("message"))
+
+
+def test_what_is_missing_is_an_error_of_junit_and_never_green(tmp_path: Path) -> None:
+    sample = Sample()
+    sample.plan("serial")
+    found = suites(judged(sample, tmp_path))
+    assert all(suite.get("errors") != "0" for suite in found.values())
+
+
+def test_text_of_models_survives_in_xml_and_in_a_markdown_table(mixed: Judgement) -> None:
+    xml = to_junit(mixed)
+    assert "\x1b" not in xml
+    assert "\x00" not in xml
+    assert "<b>" not in xml
+    lines = to_markdown(mixed).splitlines()
+    (row,) = [
+        line for line in lines if line.startswith("| conformance") and "serial+grammar |" in line
+    ]
+    assert row.replace("\\|", "").count("|") == 7
+    assert "<b>" not in row
+    assert "\x1b" not in row
+
+
+def test_the_summary_says_first_what_failed_and_shows_repeats_and_spread(mixed: Judgement) -> None:
+    text = to_markdown(mixed)
+    assert text.startswith("# fm gate: FAIL\n")
+    assert text.index("## Failed") < text.index("## Correctness") < text.index("## Measured")
+    for heading in ("n", "wins", "spread", "detectable", "p (family)"):
+        assert f"| {heading} |" in text
+    assert "-50.0 %" in text
+    assert "fm gate --base bbbb" in text
+    assert to_markdown(mixed) == text
+
+
+def test_lines_for_a_terminal_end_with_the_verdict(mixed: Judgement) -> None:
+    lines = list(to_lines(mixed))
+    assert lines[-1].startswith("gate: FAIL, ")
+    assert any(
+        line.startswith("fail: tok_s on tiny json-extract serial: -50.0 %") for line in lines
+    )
+
+
+def test_what_a_busy_machine_refuses_is_one_line_however_many_cells(tmp_path: Path) -> None:
+    sample = both(compared(machine_refusals=("load is 9.0 on 2 cores",)))
+    both(sample, "serial+spec@draft_budgets=fixed")
+    lines = [line for line in to_lines(judged(sample, tmp_path)) if line.startswith("refused")]
+    assert lines == ["refused: 6 comparisons of times: load is 9.0 on 2 cores"]
+
+
+def test_json_is_strict_and_says_what_decides(mixed: Judgement) -> None:
+    def refuse(word: str) -> Any:
+        raise ValueError(word)
+
+    content = json.loads(to_json(mixed), parse_constant=refuse)
+    assert (content["exit_code"], content["verdict"]) == (3, "FAIL")
+    speeds = [item for item in content["findings"] if item["name"] == "tok_s"]
+    assert all(item["effect"]["ratio"] > 0 and item["decides"] for item in speeds)
+    steps = [item for item in content["findings"] if item["name"] == "steps"]
+    assert steps[0]["count"] == {"head": 21, "base": 14, "exact": True}
+
+
+def test_files_are_written_where_they_are_wanted(mixed: Judgement, tmp_path: Path) -> None:
+    files = Files(junit=tmp_path / "a" / "j.xml", summary=tmp_path / "s.md", json=None)
+    files.check()
+    assert len(list(files.write(mixed))) == 2
+    assert (tmp_path / "a" / "j.xml").read_text() == to_junit(mixed)
+    assert (tmp_path / "s.md").read_text() == to_markdown(mixed)
