@@ -19,6 +19,7 @@ from engine.plan import StepKind
 from engine.request import FinishReason, Request, SamplingParams
 from engine.shapes import prefill_width
 from engine.testing import tiny_model
+from tests.waiting import WAIT_S
 
 LANES = {
     "serial": EngineConfig(),
@@ -52,7 +53,7 @@ def during_the_wait(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) ->
     def read_and_act(*args: object) -> object:
         thread = threading.Thread(target=act)
         thread.start()
-        thread.join(timeout=30)
+        thread.join(timeout=WAIT_S)
         assert not thread.is_alive(), "the engine holds its lock while it waits"
         return read(*args)  # type: ignore[arg-type]  # values of a test
 

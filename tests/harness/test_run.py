@@ -48,6 +48,7 @@ from harness.store import (
 from harness.target import TrialJob
 from harness.workload import Prompt, Workload
 from tests.harness.scripted import Scripted
+from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[2]
 CATALOGUE = load_cells(ROOT / "cells")
@@ -423,7 +424,7 @@ def test_kill_9_loses_no_finished_trial(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=120,
+        timeout=WAIT_S,
         check=False,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr

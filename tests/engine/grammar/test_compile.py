@@ -11,6 +11,7 @@ import pytest
 from engine.errors import SchemaError
 from engine.grammar.build import Builder
 from engine.grammar.limits import GrammarLimits
+from tests.waiting import WAIT_S
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
@@ -105,7 +106,7 @@ def test_a_compile_beyond_the_time_limit_ends_in_an_error_for_that_request(make_
     matcher, may_end = Builder.matcher, threading.Event()
 
     def held_matcher(self, grammar):
-        assert may_end.wait(60)
+        assert may_end.wait(WAIT_S)
         return matcher(self, grammar)
 
     monkeypatch.setattr(Builder, "matcher", held_matcher)
@@ -118,7 +119,7 @@ def test_a_compile_beyond_the_time_limit_ends_in_an_error_for_that_request(make_
     assert compiled_at_last(bench, {"const": 1}) is not None
     assert not build.done()
     may_end.set()
-    build.result(60)
+    build.result(WAIT_S)
 
 
 def compiled_at_last(bench, schema):

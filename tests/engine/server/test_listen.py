@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.waiting import WAIT_S
+
 SERVES = """
 import gc, os, signal
 from engine.server.listen import serve
@@ -22,7 +24,7 @@ serve(ServerConfig(port=0), "tiny", tiny_engine, tell)
 
 def test_what_is_there_before_the_first_request_is_not_searched_for_garbage() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SERVES], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", SERVES], capture_output=True, text=True, timeout=WAIT_S, check=True
     )
     set_aside, searched = map(int, done.stdout.split())
     assert set_aside > 50_000

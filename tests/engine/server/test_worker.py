@@ -12,7 +12,7 @@ from engine.server.problem import HttpError
 from engine.server.worker import EngineWorker, Job, State, Told
 from engine.testing import request_for, tiny_model
 from tests.engine.server.live import tiny_engine
-from tests.waiting import wait_for
+from tests.waiting import WAIT_S, wait_for
 
 
 def long() -> Request:
@@ -70,7 +70,7 @@ def test_stopping_tells_whoever_waits(worker: EngineWorker) -> None:
         await anext(steps)
         assert await asyncio.to_thread(worker.stop)
         with pytest.raises(HttpError, match="stopped") as told:
-            await asyncio.wait_for(_read_on(steps), 30)
+            await asyncio.wait_for(_read_on(steps), WAIT_S)
         assert told.value.status == 503
         with pytest.raises(HttpError, match="stopped"):
             worker.submit(Job(worker, timeout_s=60), [short()], 1)

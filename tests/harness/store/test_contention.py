@@ -19,6 +19,7 @@ import pytest
 
 from harness.store import EvalStore, StoreError, TrialRecord
 from tests.harness.store.sample_run import big_sample
+from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[3]
 
@@ -66,7 +67,7 @@ def start(script: str, path: Path, run_id: str, count: int) -> subprocess.Popen[
 
 
 def finish(process: subprocess.Popen[str]) -> list[str]:
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0
     return output.split()
 

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests.engine.server.live import CHAT, Live, chat_body
+from tests.waiting import WAIT_S
 
 GOOD = json.dumps(chat_body(max_tokens=2))
 PADDED = GOOD[:-1] + " " * 2**26 + "}"
@@ -61,7 +62,7 @@ def answered(live: Live, request: bytes, *, is_cut: bool) -> bytes:
     """Send bytes and read to the end; a server need not read what it refuses."""
     host, port = live.url.removeprefix("http://").split(":")
     found = b""
-    with socket.create_connection((host, int(port)), timeout=30) as connection:
+    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
         with contextlib.suppress(ConnectionError):
             connection.sendall(request)
             if is_cut:
@@ -102,7 +103,7 @@ def test_garbage_behind_an_answer_closes_the_connection(
     host, port = tiny.url.removeprefix("http://").split(":")
     start = head("Transfer-Encoding: chunked").replace("application/json", "text/plain")
     start = start.replace("Connection: close\r\n", "")
-    with socket.create_connection((host, int(port)), timeout=30) as connection:
+    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
         connection.sendall(f"{start}5\r\nfirst\r\n".encode())
         assert connection.recv(65536).startswith(b"HTTP/1.1 415")
         with contextlib.suppress(ConnectionError):

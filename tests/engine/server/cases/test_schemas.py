@@ -29,6 +29,7 @@ from tests.engine.server.reply import (
     schema_format,
     streamed,
 )
+from tests.waiting import WAIT_S
 
 MAX_PROMPTS = 16
 SPARE = 24
@@ -253,7 +254,7 @@ def test_refusals_disturb_no_reply_and_leave_no_grammar(tiny: Live) -> None:
     alone = tiny.client.post(CHAT, json=body)
     before = tiny.client.get("/stats").json()["grammar_cache"]
     with (
-        httpx2.Client(base_url=tiny.url, timeout=60) as neighbour,
+        httpx2.Client(base_url=tiny.url, timeout=WAIT_S) as neighbour,
         neighbour.stream("POST", CHAT, json=body) as answer,
     ):
         for _ in range(2):
@@ -422,12 +423,12 @@ def test_a_large_enum_is_compiled_once_and_streams_go_on(echo: Live) -> None:
     chosen: list[str] = []
 
     def flow() -> None:
-        with httpx2.Client(base_url=echo.url, timeout=60) as client:
+        with httpx2.Client(base_url=echo.url, timeout=WAIT_S) as client:
             found.append(streamed(client.post(CHAT, json=body)).said.text)
 
     def choose(value: str) -> None:
         schema = schema_format({"enum": values})
-        with httpx2.Client(base_url=echo.url, timeout=60) as client:
+        with httpx2.Client(base_url=echo.url, timeout=WAIT_S) as client:
             asked = chat_body(json.dumps(value), max_tokens=60, response_format=schema)
             message = client.post(CHAT, json=asked).json()["choices"][0]["message"]
             chosen.append(json.loads(message["content"]))
