@@ -78,7 +78,7 @@ def main() -> int:
             assert builder.exitcode == 0
         size = path.stat().st_size / 1e6
         print(f"{path.name}: {size:.0f} MB")
-        for form in ("md", "json"):
+        for form in ("md", "html", "json"):
             report(path, form, folder / f"report.{form}")
     return 0
 

@@ -151,10 +151,17 @@ def import_spool(files: tuple[Path, ...], db: Path) -> int:
 
 
 def _require_free(path: Path) -> None:
+    """Make the folder of a new file; SettingError where there is such a file, or no such folder."""
     from engine.errors import SettingError
 
     if path.exists():
         raise SettingError(f"{path} exists already; remove it or name another file")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError(
+            f"{path.parent} cannot be made ({error.strerror}); name another file"
+        ) from error
 
 
 def _to_file(path: Path, write: Callable[[Path, Iterator[str]], None]) -> Callable[..., None]:

@@ -179,7 +179,7 @@ def test_a_run_goes_to_another_machine_and_is_merged_there(path: Path, tmp_path:
 def test_a_copy_is_whole_while_a_run_writes_and_an_existing_file_is_kept(
     path: Path, tmp_path: Path
 ) -> None:
-    """The step of a database browser: a plain copy of the file would lack what is in the WAL."""
+    """Case ha-11: a plain copy of the file would lack what still lies in its WAL."""
     target = tmp_path / "copy.db"
     with EvalStore.open(path) as store:
         late = steady_run(THREE).records[5]
@@ -191,6 +191,9 @@ def test_a_copy_is_whole_while_a_run_writes_and_an_existing_file_is_kept(
     with EvalStore.open(target) as copy:
         assert copy.load_run(THREE) == whole
         assert copy.integrity_problems() == ()
+    assert call(path, "copy", str(tmp_path / "new" / "copy.db")).return_value == exit_codes.PASS
+    (tmp_path / "file").write_text("")
+    assert "cannot be made" in str(call(path, "copy", str(tmp_path / "file" / "x.db")).exception)
     before = path.read_bytes()
     for taken in (target, path):
         assert "exists already" in str(call(path, "copy", str(taken)).exception)

@@ -1,4 +1,4 @@
-"""Whatever names and replies hold, every Markdown page fm writes shows it and stays a page."""
+"""Case ha-13: whatever names and replies hold, a Markdown page shows it and stays a page."""
 
 from __future__ import annotations
 
