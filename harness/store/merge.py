@@ -90,9 +90,8 @@ def take_in(raw: sqlite3.Connection, run_ids: Sequence[str] = ()) -> MergeOutcom
 
 def _copy(raw: sqlite3.Connection, run_id: str) -> None:
     """Copy a run that is new here, with all it refers to."""
-    for table, (key, referring, column) in REFERRED.items():
-        wanted = f"SELECT {column} FROM other.{referring} WHERE run_id = ?"
-        _insert(raw, table, f"{key} IN ({wanted})", run_id, "OR IGNORE")
+    for table in REFERRED:
+        _insert_referred(raw, table, run_id)
     try:
         for table in OF_RUN:
             _insert(raw, table, "run_id = ?", run_id)
@@ -156,6 +155,8 @@ def _take_finished_trials(raw: sqlite3.Connection, run_id: str) -> None:
 
 
 def _take_ending(raw: sqlite3.Connection, run_id: str) -> None:
+    # What is learnt of a machine during a run gives the run another environment.
+    _insert_referred(raw, "environments", run_id)
     _update(raw, "runs", "run_id", run_id, RUN_PLAN)
     for table in CONCLUDED:
         raw.execute(f"DELETE FROM main.{table} WHERE run_id = ?", (run_id,))
@@ -196,6 +197,13 @@ def _differing(
             names = [name for name, differs in zip(columns, found, strict=True) if differs]
             return f"{table}: {', '.join(names)}"
     return ""
+
+
+def _insert_referred(raw: sqlite3.Connection, table: str, run_id: str) -> None:
+    """Insert what a run refers to there, where it is not here yet."""
+    key, referring, column = REFERRED[table]
+    wanted = f"SELECT {column} FROM other.{referring} WHERE run_id = ?"
+    _insert(raw, table, f"{key} IN ({wanted})", run_id, "OR IGNORE")
 
 
 def _insert(

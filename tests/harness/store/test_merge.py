@@ -20,7 +20,7 @@ from harness.store import (
     TrialRecord,
 )
 from harness.store.merge import JUDGED, OBSERVED, OF_RUN, OF_TRIAL, REFERRED
-from tests.harness.results.published import ONE, THREE, TWO, finish, steady_run
+from tests.harness.results.published import MACHINE, ONE, THREE, TWO, finish, steady_run
 from tests.harness.store.sample_run import MODEL, Sample
 
 
@@ -112,6 +112,14 @@ def test_a_copy_taken_while_a_run_went_on_is_brought_up_to_date(tmp_path: Path) 
     assert merged(copy, whole) == [MergeOutcome(added=0, advanced=1, known=0)]
     assert load(copy, ONE) == load(whole, ONE)
     assert merged(copy, whole) == [MergeOutcome(added=0, advanced=0, known=1)]
+
+
+def test_what_a_run_learnt_of_its_machine_comes_with_it(tmp_path: Path) -> None:
+    copy = half_run(tmp_path / "copy.db", steady_run(ONE), slice(0, 7))
+    learnt = {**MACHINE, "memory_bandwidth_gb_s": 20.5}
+    whole = stored(tmp_path / "whole.db", steady_run(ONE, environment=learnt))
+    merged(copy, whole)
+    assert load(copy, ONE).run.environment == learnt
 
 
 def test_an_older_copy_takes_nothing_back(tmp_path: Path) -> None:
