@@ -23,7 +23,7 @@ class _Signals:
     Args:
         regions: `interruptible` blocks that are entered.
         holds: `uninterrupted` blocks that are entered.
-        is_waiting: a signal came while it had to wait.
+        is_waiting: a signal came and nobody has acted on it yet, as far as is known.
         struck_s: when the last one struck.
     """
 
@@ -63,7 +63,8 @@ def interruptible() -> Iterator[None]:
 def uninterrupted() -> Iterator[None]:
     """Keep an interrupt of an `interruptible` block waiting until this one is through.
 
-    One that waited behind a block that raised goes on waiting for the next.
+    One that waited behind a block that raised goes on waiting for the next, and so does one that
+    struck and was swallowed: Python drops what is raised in a destructor.
     """
     _SIGNALS.holds += 1
     try:
@@ -71,7 +72,6 @@ def uninterrupted() -> Iterator[None]:
     finally:
         _SIGNALS.holds -= 1
     if _SIGNALS.is_waiting and not _SIGNALS.holds:
-        _SIGNALS.is_waiting = False
         _strike()
 
 
@@ -94,5 +94,6 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def _strike() -> None:
+    _SIGNALS.is_waiting = True
     _SIGNALS.struck_s = monotonic()
     raise KeyboardInterrupt

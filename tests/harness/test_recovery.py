@@ -151,7 +151,8 @@ def test_an_interrupt_at_any_moment_leaves_a_run_that_goes_on(
         (end,) = nursery.run(
             Life(folder=str(tmp_path), resume=run_id, signal=number, at_event=at_event)
         )
-        assert "Traceback" not in end.out
+        # Python itself tells of an interrupt that struck in a destructor.
+        assert end.out.count("Traceback") == end.out.count("Exception ignored in")
         if end.code == exit_codes.PASS:
             run_id = ""
             continue

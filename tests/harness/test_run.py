@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import signal
-import subprocess
-import sys
-import textwrap
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +15,6 @@ from engine.errors import ModelError, SettingError
 from harness import exit_codes, gates
 from harness.cell import load_cells
 from harness.choices import Choices
-from harness.interrupts import interruptible
 from harness.matrix import Matrix, plan_matrix
 from harness.planned import (
     choices_of,
@@ -48,7 +42,6 @@ from harness.store import (
 from harness.target import TrialJob
 from harness.workload import Prompt, Workload
 from tests.harness.scripted import Scripted
-from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[2]
 CATALOGUE = load_cells(ROOT / "cells")
@@ -390,49 +383,3 @@ def test_time_left_follows_what_trials_took(tmp_path: Path) -> None:
     assert "left" not in lines[-1]
     # Everything has been seen once after the first block: 240 s are left.
     assert "about 4 min 00 s left" in lines[2]
-
-
-def test_sigterm_interrupts_like_ctrl_c_and_old_handlers_come_back() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), interruptible():
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_kill_9_loses_no_finished_trial(tmp_path: Path) -> None:
-    """The real signal, in a process of its own, in the middle of a trial."""
-    script = textwrap.dedent(
-        """
-        import os, signal, sys
-        from pathlib import Path
-        from tests.harness.test_run import Scripted, begin
-
-        bench = begin(Path(sys.argv[1]))
-        target = Scripted()
-
-        def kill(job):
-            if len(target.ran) == 4:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        target.before = kill
-        print(bench.run_id, flush=True)
-        bench.go(target)
-        """
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=WAIT_S,
-        check=False,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    matrix = matrix_of(CHOICES)
-    models = {name: Scripted().open(name) for name in CHOICES.models}
-    bench = Bench(EvalStore.open(tmp_path / "fm.db"), matrix, models, done.stdout.strip())
-    assert sum(trial.status == "done" for trial in bench.data.trials) == 4
-    target = Scripted()
-    assert bench.go(target).ending == "finished"
-    assert len(target.ran) == 5
-    assert not bench.store.integrity_problems()
