@@ -1,7 +1,9 @@
 """A server of OpenAI's chats whose speed is known: one token an event, on a fixed schedule.
 
 Run as `python -m harness.calibration.metronome_server STEP_S TTFT_S`; it says where it listens.
-Token n of a reply is sent at its time after the request was read, however long sending takes.
+Token n of a reply is sent at its time after the request was read, however long sending takes. The
+text of a token is when it was sent, and that of the first begins with when the request was read,
+in seconds of this process's clock.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Stream a reply of as many tokens as its budget has."""
         clock = RealClock()
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        first_s, tokens = clock() + self.ttft_s, int(body["max_tokens"])
+        read_s, tokens = clock(), int(body["max_tokens"])
         usage = {"prompt_tokens": 1, "completion_tokens": tokens, "total_tokens": tokens + 1}
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
@@ -41,8 +43,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self._event(_chunk({"role": "assistant", "content": ""}))
         for place in range(tokens):
-            clock.wait_until(first_s + place * self.step_s)
-            self._event(_chunk({"content": "x"}))
+            sent_s = clock.wait_until(read_s + self.ttft_s + place * self.step_s)
+            began = "" if place else f"{read_s:.7f} "
+            self._event(_chunk({"content": f"{began}{sent_s:.7f} "}))
         self._event(_chunk({}, finish="length"))
         self._event({"choices": [], "usage": usage})
         self._send(b"data: [DONE]\n\n")

@@ -1,18 +1,19 @@
 """What the harness adds to what it measures: an engine of known speed, in real time.
 
 In process each step takes its time from when it is called, so that everything the harness does
-between two steps is in the figures. They are compared with the metronome's own record of every
-step: on a busy machine its steps take longer than they were set to, and both see it. Over HTTP a
-server in a child keeps the schedule, and the figures are compared with that.
+between two steps is in the figures. Over HTTP a server in a child keeps the schedule, and writes
+into each token when it sends it. Figures are compared with the metronome's own record, reply by
+reply, and where there are some only in those in which the machine let it keep its pace: on a busy
+one the others tell of the neighbours.
 """
 
 from __future__ import annotations
 
 import io
-import math
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from engine.telemetry import StepReport
 from harness.calibration.metronome import MetronomeTarget, Pace, RealClock
 from harness.calibration.metronome_server import LISTENING, MODEL
+from harness.calibration.pacing import PacedClock
 from harness.calibration.rehearsal import rehearse
 from harness.choices import Choices
 from harness.clock import RssSampler
@@ -34,36 +36,39 @@ PACE = Pace(step_s=0.0005, ttft_s=0.030)
 
 MOST_RATE_ERROR = 0.01
 MOST_TTFT_ERROR_S = 0.001
+STEADY = 0.05
+"""A metronome this far from its pace was not let alone."""
+
+FEWEST_STEADY = 5
 BLOCKS = 5
 """No baseline is repeated below 6 blocks, so that every step is one of `serial`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
-    """How far measured figures are from what they measure: medians over requests.
+    """How far measured figures are from what they measure: medians over replies.
 
     Args:
-        tok_s: tokens a second of one stream, as measured.
-        per_stream_error, aggregate_error: relative; negative where the harness measures too
-            slow. None for an aggregate that the target does not tell.
+        replies, steady: all, and those in which the metronome kept its pace; with fewer than
+            FEWEST_STEADY of them the figures are of all, and tell of the machine.
+        tok_s: tokens a second of a stream, as measured.
+        rate_error: relative; negative where the harness measures too slow.
         ttft_error_s: positive where the first token is measured too late.
-        gap_s: from one step to the next, median over steps, which a busy machine hardly moves;
-            None where steps are not seen.
+        gap_s: from one step to the next, median over steps; None where steps are not seen.
     """
 
     target: str
-    requests: int
+    replies: int
+    steady: int
     tok_s: float
-    per_stream_error: float
-    aggregate_error: float | None
+    rate_error: float
     ttft_error_s: float
     gap_s: float | None = None
 
     @property
     def is_small(self) -> bool:
         """True when the promise is kept."""
-        errors = (self.per_stream_error, self.aggregate_error or 0.0)
-        is_right = all(abs(error) <= MOST_RATE_ERROR for error in errors)
+        is_right = abs(self.rate_error) <= MOST_RATE_ERROR
         return is_right and abs(self.ttft_error_s) <= MOST_TTFT_ERROR_S
 
     def as_dict(self) -> dict[str, Any]:
@@ -73,7 +78,11 @@ class Overhead:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What the metronome itself kept of one reply, in seconds."""
+    """What the metronome itself kept of one reply, in seconds.
+
+    Args:
+        tokens: those behind the first one, which took `decode_s`.
+    """
 
     prefill_s: float
     decode_s: float
@@ -81,8 +90,12 @@ class Kept:
 
     @property
     def tok_s(self) -> float:
-        """Tokens a second of its decode steps alone."""
+        """Tokens a second behind the first one."""
         return self.tokens / self.decode_s
+
+    def is_steady(self, pace: Pace) -> bool:
+        """True when the machine let it keep its pace."""
+        return abs(self.tok_s / pace.tok_s - 1) <= STEADY
 
 
 @dataclass(slots=True)
@@ -116,26 +129,20 @@ class StepRecord:
         return found
 
 
-def measure_in_process(prompts: int, tokens: int, pace: Pace = PACE) -> Overhead:
-    """Measure a metronome with everything that goes on beside a real trial: progress, memory."""
+def measure_in_process(
+    prompts: int, tokens: int, pace: Pace = PACE, clock: PacedClock | None = None
+) -> Overhead:
+    """Measure a metronome with everything that goes on beside a real trial: progress, memory.
+
+    Args:
+        clock: None takes the one of the machine.
+    """
     record = StepRecord()
-    target = MetronomeTarget({"serial": pace}, clock=RealClock(), on_step=record.add)
+    target = MetronomeTarget({"serial": pace}, clock=clock or RealClock(), on_step=record.add)
     with RssSampler():
-        data = _rehearsed(target, _choices(prompts, tokens))
-    kept, rows = record.replies(), _measured(data)
-    seconds = math.fsum(trial.aggregate_s or 0.0 for trial in data.trials)
-    aggregate = sum(trial.aggregate_tokens or 0 for trial in data.trials) / seconds
-    known = sum(item.tokens for item in kept) / math.fsum(item.decode_s for item in kept)
-    pairs = list(zip(rows, kept, strict=True))
-    return Overhead(
-        target="in process",
-        requests=len(rows),
-        tok_s=median(map(_rate, rows)),
-        per_stream_error=median(_rate(row) / item.tok_s - 1 for row, item in pairs),
-        aggregate_error=aggregate / known - 1,
-        ttft_error_s=median(_ttft(row) - item.prefill_s for row, item in pairs),
-        gap_s=record.gap_s(),
-    )
+        rows = _measured(_rehearsed(target, _choices(prompts, tokens)))
+    found = _overhead("in process", pace, rows, record.replies())
+    return replace(found, gap_s=record.gap_s())
 
 
 def measure_over_http(prompts: int, tokens: int, pace: Pace = PACE) -> Overhead:
@@ -158,14 +165,30 @@ def measure_over_http(prompts: int, tokens: int, pace: Pace = PACE) -> Overhead:
     finally:
         target.close()
         server.close()
+    return _overhead("over HTTP", pace, rows, [_sent(row) for row in rows])
+
+
+def _overhead(
+    target: str, pace: Pace, rows: Sequence[RequestRow], kept: Sequence[Kept]
+) -> Overhead:
+    """Compare replies with their record: the steady ones, or all where there are hardly any."""
+    pairs = list(zip(rows, kept, strict=True))
+    steady = [(row, item) for row, item in pairs if item.is_steady(pace)]
+    judged = steady if len(steady) >= FEWEST_STEADY else pairs
     return Overhead(
-        target="over HTTP",
-        requests=len(rows),
-        tok_s=median(map(_rate, rows)),
-        per_stream_error=median(_rate(row) / pace.tok_s - 1 for row in rows),
-        aggregate_error=None,
-        ttft_error_s=median(_ttft(row) - pace.ttft_s for row in rows),
+        target=target,
+        replies=len(pairs),
+        steady=len(steady),
+        tok_s=median(_rate(row) for row, _ in judged),
+        rate_error=median(_rate(row) / item.tok_s - 1 for row, item in judged),
+        ttft_error_s=median(_ttft(row) - item.prefill_s for row, item in judged),
     )
+
+
+def _sent(row: RequestRow) -> Kept:
+    """Return what the server wrote into a reply: when it read the request, and sent each token."""
+    read_s, *sent_s = map(float, (row.text or "").split())
+    return Kept(sent_s[0] - read_s, sent_s[-1] - sent_s[0], len(sent_s) - 1)
 
 
 def _choices(prompts: int, tokens: int, **given: Any) -> Choices:
