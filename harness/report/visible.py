@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import unicodedata
 
-_DELETE = "\x7f"
 _KEPT = "\t\n"
+_PICTURES = {
+    **{code: 0x2400 + code for code in range(0x20) if chr(code) not in _KEPT},
+    0x7F: 0x2421,
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+}
+"""Every control character of Unicode, and the picture of it: those of C1 have none."""
 
 MAX_LINE = 300
 
@@ -15,13 +20,7 @@ def visible(text: str) -> str:
 
     A surrogate that UTF-8 cannot carry becomes its escape.
     """
-    encodable = text.encode("utf-8", "backslashreplace").decode()
-    return "".join(
-        _picture(character)
-        if unicodedata.category(character) == "Cc" and character not in _KEPT
-        else character
-        for character in encodable
-    )
+    return text.encode("utf-8", "backslashreplace").decode().translate(_PICTURES)
 
 
 def one_line(text: str) -> str:
@@ -40,9 +39,3 @@ def in_one_line(text: str, most: int = MAX_LINE) -> str:
 def is_direction_mark(character: str) -> bool:
     """True for the invisible characters that turn the direction of what follows."""
     return unicodedata.category(character) == "Cf" and unicodedata.bidirectional(character) != "BN"
-
-
-def _picture(character: str) -> str:
-    if character == _DELETE:
-        return "\u2421"
-    return chr(0x2400 + ord(character)) if character < " " else "\ufffd"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from harness.report.visible import is_direction_mark, visible
 
@@ -138,6 +139,7 @@ def _pieces(node: Node) -> Iterator[str]:
 _WRITTEN = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"}
 
 
+@cache
 def _written(character: str) -> str:
     if is_direction_mark(character):
         return f"&#{ord(character)};"
