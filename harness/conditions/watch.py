@@ -32,6 +32,7 @@ class Watch:
     Args:
         roots: processes that are ours beside this one and its children: a measured server. None
             where such a server's process is not known, so that others cannot be told from it.
+        preflight_s: how long the machine is looked at before a run, at least.
         interval_s, standing_interval_s: the least time between two readings of each sort.
         read, read_standing: how the machine is read.
     """
@@ -40,12 +41,14 @@ class Watch:
         self,
         roots: Sequence[int] | None = (),
         *,
+        preflight_s: float = MIN_WINDOW_S,
         interval_s: float = INTERVAL_S,
         standing_interval_s: float = STANDING_INTERVAL_S,
         read: Callable[[Sequence[int]], Reading] = read,
         read_standing: Callable[[Reading], Standing] = read_standing,
     ) -> None:
         self._roots = roots
+        self._preflight_s = preflight_s
         self._interval_s = interval_s
         self._standing_interval_s = standing_interval_s
         self._read_machine = read
@@ -59,12 +62,12 @@ class Watch:
         self._standing = read_standing(self._last)
 
     def preflight(self) -> ConditionRow:
-        """Return what the machine did since the watch began, for one second at least.
+        """Return what the machine did since the watch began.
 
         What changes seldom is told as it was when the watch began, before anything of ours was on
         the device.
         """
-        time.sleep(max(0.0, MIN_WINDOW_S - (time.monotonic() - self._last.at_s)))
+        time.sleep(max(0.0, self._preflight_s - (time.monotonic() - self._last.at_s)))
         return with_standing(self._row("preflight"), self._standing, None)
 
     def start(self, run_id: str) -> None:

@@ -26,10 +26,13 @@ from typing import Any, Self
 
 from engine.errors import FmError
 from harness import exit_codes
+from harness import session as sessions
 from harness.choices import Choices
+from harness.conditions.reading import Reading
+from harness.conditions.watch import Watch
 from harness.progress import LineProgress
 from harness.session import Concluded, Places, Session, matrix_of
-from harness.store import TrialRecord
+from harness.store import TrialRecord, utc_now
 from harness.target import OnTokens, TrialJob
 from harness.workload import Prompt
 from tests.harness.scripted import Scripted
@@ -151,7 +154,13 @@ class Nursery:
         self._process.stdout.close()
 
 
+def _glance(_roots: Sequence[int]) -> Reading:
+    """Read the machine in a few calls: a whole reading would be most of a life's events."""
+    return Reading(at=utc_now(), at_s=time.monotonic(), cpus=1)
+
+
 def _serve() -> None:
+    sessions.watch_of = lambda _target: Watch(preflight_s=0.0, read=_glance)
     # What is imported late is imported here, once for all children.
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
         live(Life(folder=folder))

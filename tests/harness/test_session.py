@@ -43,7 +43,12 @@ class Supply:
         return Standing(on_battery=next(self.on_battery, self.last))
 
     def watch(self, _target: str) -> Watch:
-        return Watch(read=self.read, read_standing=self.read_standing, interval_s=3600.0)
+        return Watch(
+            read=self.read,
+            read_standing=self.read_standing,
+            interval_s=3600.0,
+            preflight_s=0.0,
+        )
 
 
 @pytest.fixture(autouse=True)

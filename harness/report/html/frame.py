@@ -75,16 +75,16 @@ def _quotable(report: RunReport) -> Content:
 
 
 def environment(report: RunReport) -> Content:
-    """Return what is known of the machine, and what its samples warned of."""
+    """Return what is known of the machine, and what its samples say."""
     rows = [list(map(still, map(name, row))) for row in flatten(report.environment)]
     known = table("environment", ENVIRONMENT, rows) if rows else note(NONE_LINE)
-    warned = None
-    if report.warnings:
-        warned = (
-            el("h3", None, "Warnings"),
-            listed(el("bdi", None, text) for text in report.warnings),
-        )
-    return (known, warned)
+    said = {"The machine during the run": report.machine, "Warnings": report.warnings}
+    lists = [
+        (el("h3", None, title), listed(el("bdi", None, text) for text in texts))
+        for title, texts in said.items()
+        if texts
+    ]
+    return (known, lists)
 
 
 def reproduce(report: RunReport) -> Content:
