@@ -361,6 +361,7 @@ def test_an_interrupted_run_says_so_and_then_how_to_go_on(
 HELP = """
 import sys
 before = set(sys.modules)
+from harness.cli import main
 try:
     main(["--help"])
 except SystemExit as ended:
