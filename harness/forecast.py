@@ -12,7 +12,7 @@ from typing import Literal
 from harness.machine import machine_id, read_machine
 from harness.matrix import Matrix, Pair
 from harness.store import EvalStore, StoreError
-from harness.store.history import PastCell
+from harness.store.history import Names, PastCell
 
 STATED_STEPS_PER_S = 15.0
 """Decode steps a second where nothing is known: a model of 135M parameters on two cores."""
@@ -130,7 +130,10 @@ def read_past(database: Path, target: str) -> Past:
                 for run in store.list_runs(MAX_RUNS)
                 if run.target == target and machine_id(run.environment) == here
             ]
-            return Past([(run, cell) for run in runs for cell in store.past_cells(run)])
+            found: dict[Names, tuple[str, PastCell]] = {}
+            for run in runs:
+                found |= {cell.names: (run, cell) for cell in store.past_cells(run, found)}
+            return Past(tuple(found.values()))
     except StoreError as error:
         return Past(note=f"past runs are not known: {error}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Container
 from dataclasses import dataclass
 
 _DONE = """
@@ -20,13 +21,16 @@ _TRIALS = f"""
     FROM ({_DONE}) GROUP BY model, workload, cell, max_rows ORDER BY model, workload, cell
 """
 _LENGTHS = f"""
-    SELECT d.model, d.workload, d.cell, r.completion_tokens AS tokens,
-        r.finish_reason = 'length' AS is_cut, COUNT(*) AS count
+    SELECT r.completion_tokens AS tokens, r.finish_reason = 'length' AS is_cut, COUNT(*) AS count
     FROM ({_DONE}) AS d JOIN requests AS r ON r.trial_id = d.trial_id
-    WHERE r.phase = 'measured' AND r.status = 'ok' AND r.completion_tokens IS NOT NULL
-        AND r.finish_reason IS NOT NULL
-    GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
+    WHERE d.model = ? AND d.workload = ? AND d.cell = ?
+        AND r.phase = 'measured' AND r.status = 'ok'
+        AND r.completion_tokens IS NOT NULL AND r.finish_reason IS NOT NULL
+    GROUP BY 1, 2 ORDER BY 1, 2
 """
+
+Names = tuple[str, str, str]
+"""Of a model, a workload and a cell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +60,16 @@ class PastCell:
     tokens: int
     lengths: tuple[Length, ...]
 
+    @property
+    def names(self) -> Names:
+        """Where it belongs."""
+        return (self.model, self.workload, self.cell)
 
-def past_cells(raw: sqlite3.Connection, run_id: str) -> tuple[PastCell, ...]:
-    """Return what the cells of a run took."""
-    lengths: dict[tuple[str, str, str], list[Length]] = {}
-    for row in raw.execute(_LENGTHS, (run_id,)):
-        place = (row["model"], row["workload"], row["cell"])
-        length = Length(row["tokens"], bool(row["is_cut"]), row["count"])
-        lengths.setdefault(place, []).append(length)
-    return tuple(
+
+def past_cells(raw: sqlite3.Connection, run_id: str, known: Container[Names]) -> list[PastCell]:
+    """Return what the cells of a run took, but for those that are known from a newer one."""
+    rows = raw.execute(_TRIALS, (run_id,)).fetchall()
+    return [
         PastCell(
             model=row["model"],
             workload=row["workload"],
@@ -73,7 +78,15 @@ def past_cells(raw: sqlite3.Connection, run_id: str) -> tuple[PastCell, ...]:
             trials=row["trials"],
             seconds=row["seconds"] or 0.0,
             tokens=row["tokens"] or 0,
-            lengths=tuple(lengths.get((row["model"], row["workload"], row["cell"]), ())),
+            lengths=tuple(
+                Length(found["tokens"], bool(found["is_cut"]), found["count"])
+                for found in raw.execute(_LENGTHS, (run_id, *_names(row)))
+            ),
         )
-        for row in raw.execute(_TRIALS, (run_id,))
-    )
+        for row in rows
+        if _names(row) not in known
+    ]
+
+
+def _names(row: sqlite3.Row) -> Names:
+    return (row["model"], row["workload"], row["cell"])

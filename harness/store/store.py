@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +15,7 @@ from engine.errors import UnknownNameError
 from harness.store import merge, reads, writes
 from harness.store.codec import Column, encode, to_json
 from harness.store.connection import Connection, StoreError, snapshot
-from harness.store.history import PastCell, past_cells
+from harness.store.history import Names, PastCell, past_cells
 from harness.store.loaded import RunData, RunFilter, RunNames
 from harness.store.merge import MergeOutcome
 from harness.store.rows import (
@@ -162,9 +162,9 @@ class EvalStore:
 
         return self._connection.read(read)
 
-    def past_cells(self, run_id: str) -> tuple[PastCell, ...]:
-        """Return what the cells of a run took, for those that plan the next one."""
-        return self._connection.read(lambda raw: past_cells(raw, run_id))
+    def past_cells(self, run_id: str, known: Container[Names] = ()) -> list[PastCell]:
+        """Return what the cells of a run took, but for those that are known from a newer one."""
+        return self._connection.read(lambda raw: past_cells(raw, run_id, known))
 
     def pending_trials(self, run_id: str) -> tuple[TrialRow, ...]:
         """Return the trials that still have to run, by block and order in it."""

@@ -140,6 +140,10 @@ def test_runs_on_this_machine_are_found_in_the_database_and_others_are_not(tmp_p
         assert cell.tokens == 4 * sum(length.count for length in cell.lengths)
         assert cell.seconds > 0
     assert not read_past(tmp_path / "fm.db", "http").cells
+    newest = session(tmp_path, Scripted()).start(matrix)
+    again = read_past(tmp_path / "fm.db", "in-process")
+    assert {run for run, _ in again.cells} == {newest.run_id}
+    assert [cell.names for _, cell in again.cells] == [cell.names for _, cell in past.cells]
 
 
 def test_a_database_that_cannot_be_read_is_a_note_and_no_error(tmp_path: Path) -> None:
