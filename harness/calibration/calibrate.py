@@ -26,21 +26,29 @@ from harness.calibration.simulate import (
     SCENARIOS,
     Scenario,
     detectable,
+    found_at,
     in_any,
     invented,
     margin,
     mirrored,
     one_after_another,
+    shuffled,
     simulate,
+    unluckiest,
 )
 from harness.choices import PRESETS, Choices
 from harness.in_process import local_target
 from harness.machine import read_machine
 from harness.report.gfm import table
+from harness.stats import POWER, SIGNED_RANK_REACH, detectable_change
 from harness.store import utc_now
 
-PARTS = ("simulation", "runs", "overhead", "http", "self")
+PARTS = ("simulation", "orders", "detectable", "runs", "overhead", "http", "self")
 PRESETS_WITH_VERDICT = ("gate", "quote")
+ORDER_SEEDS = 10
+SPREAD = 0.04
+"""Of log-ratios; the share that finds a detectable change hangs on it hardly."""
+
 NOISES = (0.01, 0.02, 0.03, 0.04, 0.06)
 EFFECTS = (0.05, 0.08)
 PROMPTS, TOKENS = 32, 32
@@ -69,7 +77,54 @@ class Calibration:
             blocks = PRESETS[preset].blocks
             self._no_effect(preset, blocks, sessions)
             self._power(preset, blocks, sessions)
-        self._orders(sessions)
+
+    def orders(self, sessions: int) -> None:
+        """Compare orders of running on a machine that drifts."""
+        blocks = PRESETS["gate"].blocks
+        machine = Scenario(name="noise 1 %, drift 6 %", noise=0.01, drift=0.06)
+        shares = {
+            layout.__name__: invented(machine, blocks, sessions, layout)
+            for layout in (mirrored, one_after_another)
+        }
+        self.say(
+            f"{machine.name}: equal cells are told apart in "
+            f"{_percent(shares['one_after_another'])} % of sessions that run one cell after "
+            f"another, in {_percent(shares['mirrored'])} % of ours"
+        )
+        steep = Scenario(
+            name="noise 1 %, drift 1 % a trial, 9 cells", noise=0.01, drift=0.62, cells=9
+        )
+        few = max(1, sessions // 20)
+        for layout in (shuffled, mirrored):
+            worst = [unluckiest(steep, blocks, few, layout, seed) for seed in range(ORDER_SEEDS)]
+            shares[f"unluckiest pair, {layout.__name__}"] = sum(worst) / len(worst)
+            self.say(
+                f"{steep.name}, {layout.__name__}: the unluckiest of 36 pairs of equal cells is "
+                f"told apart in {_percent(sum(worst) / len(worst))} % of sessions of one seed, "
+                f"{_percent(max(worst))} % at the worst of {ORDER_SEEDS} seeds"
+            )
+        many = Scenario(name="noise 3 %, 9 cells", noise=0.03, cells=9)
+        shares["any of 7 ratios"] = in_any(many, blocks, sessions // 4)
+        self.figures["orders"] = shares
+        self.say(
+            f"{many.name}: at least one of 7 equal cells told apart in "
+            f"{_percent(shares['any of 7 ratios'])} % of {sessions // 4} sessions"
+        )
+
+    def detectable(self, sessions: int) -> None:
+        """See that the change printed as detectable is found in 80 % of sessions."""
+        rows, kept = [], {}
+        for blocks in (6, 7, 8, 10):
+            change = detectable_change(SPREAD, blocks)
+            plain = math.expm1(math.log1p(change) / SIGNED_RANK_REACH[blocks])
+            found = [found_at(item, SPREAD, blocks, sessions) for item in (change, plain)]
+            kept[f"{blocks}"] = found
+            rows.append((f"{blocks}", *map(_percent, found)))
+            is_true = abs(found[0] - POWER) <= 0.01 + margin(POWER, sessions)
+            self.expect(is_true, f"detectable in {blocks} blocks: found in {found[0]:.3f}")
+        self.figures["detectable"] = kept
+        title = f"The detectable change, percent of {sessions} sessions that find it"
+        self._show(title, ("blocks", "as printed", "by Student's formula alone"), rows)
 
     def runs(self, runs: int) -> None:
         """Run metronomes of known effects from plan to report."""
@@ -178,27 +233,6 @@ class Calibration:
         )
         self._show(title, ("machine", "5 % slower", "8 % slower", "detectable %"), rows)
 
-    def _orders(self, sessions: int) -> None:
-        blocks = PRESETS["gate"].blocks
-        machine = Scenario(name="noise 1 %, drift 6 %", noise=0.01, drift=0.06)
-        shares = {
-            layout.__name__: invented(machine, blocks, sessions, layout)
-            for layout in (mirrored, one_after_another)
-        }
-        many = Scenario(name="noise 3 %, 9 cells", noise=0.03, cells=9)
-        few = min(sessions, 1000)
-        shares["any of 7 ratios"] = in_any(many, blocks, few)
-        self.figures["orders"] = shares
-        self.say(
-            f"{machine.name}: equal cells are told apart in "
-            f"{_percent(shares['one_after_another'])} % of sessions that run one cell after "
-            f"another, in {_percent(shares['mirrored'])} % of ours"
-        )
-        self.say(
-            f"{many.name}: at least one of 7 equal cells told apart in "
-            f"{_percent(shares['any of 7 ratios'])} % of {few} sessions"
-        )
-
     def _show(self, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         columns = [(name, place > 0) for place, name in enumerate(head)]
         self.say(f"\n{title}\n\n{table(columns, rows)}\n")
@@ -232,6 +266,8 @@ def main(only: Sequence[str], sessions: int, runs: int, model: str, json_path: s
     found = Calibration(say=click.echo)
     work: Mapping[str, Callable[[], None]] = {
         "simulation": lambda: found.simulation(sessions),
+        "orders": lambda: found.orders(sessions),
+        "detectable": lambda: found.detectable(sessions),
         "runs": lambda: found.runs(runs),
         "overhead": lambda: found.overhead(measure_in_process(PROMPTS, TOKENS)),
         "http": lambda: found.overhead(measure_over_http(PROMPTS, TOKENS)),

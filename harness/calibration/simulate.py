@@ -8,8 +8,10 @@ from the modules that serve real runs; only the speeds are drawn.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 
 from harness.calibration.disturbance import Disturbances
 from harness.calibration.metronome import Pace
@@ -152,18 +154,33 @@ def one_after_another(cells: int, blocks: int, _seed: str) -> Iterator[tuple[int
             yield block, cell
 
 
+def shuffled(cells: int, blocks: int, seed: str) -> Iterator[tuple[int, int]]:
+    """Yield an order drawn for each block by itself, without mirror images."""
+    rng = random.Random(seed)
+    for block in range(blocks):
+        for cell in rng.sample(range(cells), cells):
+            yield block, cell
+
+
 def rates(
-    scenario: Scenario, blocks: int, effect: float, seed: int, layout: Layout = mirrored
+    scenario: Scenario,
+    blocks: int,
+    effect: float,
+    seed: int,
+    layout: Layout = mirrored,
+    order_seed: int | None = None,
 ) -> list[dict[int, float | None]]:
     """Return the speed of each cell by block.
 
     Args:
         effect: by how much the candidate is faster, e.g. -0.05; the other cells are alike.
+        order_seed: of the order alone; None takes `seed`, which the machine has.
     """
     pace = scenario.pace(blocks)
     machine = Disturbances(seed, scenario.autocorrelation)
     found: list[dict[int, float | None]] = [{} for _ in range(scenario.cells)]
-    for block, cell in layout(scenario.cells, blocks, f"{seed}"):
+    order = f"{seed if order_seed is None else order_seed}"
+    for block, cell in layout(scenario.cells, blocks, order):
         speed = pace.tok_s * (1 + effect if cell == CANDIDATE else 1)
         found[cell][block] = speed / machine.next_factor(pace)
     return found
@@ -222,6 +239,33 @@ def in_any(scenario: Scenario, blocks: int, sessions: int) -> float:
         }
         count += bool(found & {"faster", "slower"})
     return count / sessions
+
+
+def unluckiest(
+    scenario: Scenario, blocks: int, sessions: int, layout: Layout, order_seed: int
+) -> float:
+    """Return how often the pair of equal cells is told apart for which one order is worst."""
+    counts = dict.fromkeys(combinations(range(scenario.cells), 2), 0)
+    for seed in range(sessions):
+        speeds = rates(scenario, blocks, 0.0, seed, layout, order_seed)
+        for one, other in counts:
+            logs = log_ratios(speeds[one], speeds[other])
+            counts[one, other] += judge(estimate(logs), blocks) in {"faster", "slower"}
+    return max(counts.values()) / sessions
+
+
+def found_at(change: float, spread: float, blocks: int, sessions: int) -> float:
+    """Return in how many sessions an interval of normal log-ratios finds a change.
+
+    Args:
+        spread: standard deviation of the log-ratios.
+    """
+    rng = random.Random(f"found/{blocks}")
+    middle, found = math.log1p(change), 0
+    for _ in range(sessions):
+        interval = estimate([rng.gauss(middle, spread) for _ in range(blocks)])
+        found += interval.low is not None and interval.low > 0
+    return found / sessions
 
 
 def detectable(noise: float, blocks: int) -> float:

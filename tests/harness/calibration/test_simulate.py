@@ -26,7 +26,9 @@ from harness.calibration.simulate import (
     mirrored,
     one_after_another,
     rates,
+    shuffled,
     simulate,
+    unluckiest,
     verdict,
 )
 from harness.choices import Choices
@@ -56,6 +58,16 @@ def test_a_steady_drift_alone_invents_nothing(blocks: int) -> None:
     """Case ha-08: 1 % slower every trial, and no noise that would hide it."""
     drifting = Scenario(name="drift", noise=0.001, drift=0.01 * (9 * blocks - 1), cells=9)
     assert simulate(drifting, blocks=blocks, sessions=100).different == 0
+
+
+def test_no_order_is_unlucky_for_a_pair_of_cells() -> None:
+    """One seed is one order in every session: with shuffles alone a drift would favour a cell."""
+    drifting = Scenario(name="drift", noise=0.01, drift=0.62, cells=9)
+    worst = [
+        unluckiest(drifting, GATE, 20, layout, order_seed=3) for layout in (shuffled, mirrored)
+    ]
+    assert worst[0] > 0.5
+    assert worst[1] <= NOMINAL + margin(NOMINAL, 20)
 
 
 def test_cells_that_run_one_after_another_differ_by_what_the_machine_drifts() -> None:
