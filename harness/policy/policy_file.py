@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,6 +14,7 @@ from harness import gates
 from harness.policy.counters import COUNTERS
 from harness.policy.measures import METRICS
 from harness.resources import policies_dir
+from harness.toml_file import read_toml
 
 T = TypeVar("T")
 
@@ -174,18 +174,8 @@ class _PlacedError(SettingError):
 
 
 def _read(path: Path) -> _File:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"{path}: cannot be read ({error}); fix or remove the file") from error
-    try:
-        return _File(path, text, tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        at = re.search(r"\(at line (\d+)", str(error))
-        line = at.group(1) if at else str(text.count("\n") + 1)
-        raise SettingError(
-            f"{path}:{line}: {str(error).partition(' (at')[0]}; fix the TOML"
-        ) from None
+    file = read_toml(path)
+    return _File(file.path, file.text, file.table)
 
 
 def _plain(table: Mapping[str, Any]) -> dict[str, Any]:

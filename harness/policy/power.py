@@ -27,7 +27,7 @@ class Setting:
         noise: standard deviation of the logarithm of one trial's speed.
         drop: of the speed of the first cell, 0 for an unchanged build.
         metrics: speeds that are compared beside each other; the drop is in the first.
-        outliers: share of trials that a disturbance slows down, by half on average.
+        outliers: share of trials that a disturbance slows down, by 0.5 in the logarithm on average.
         machine: standard deviation between machines; both sides of a block share theirs.
     """
 
