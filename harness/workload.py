@@ -3,8 +3,8 @@
 A workload is a folder of workload.toml (what kind, which budget), prompts.jsonl (measured),
 warmup.jsonl (never measured) and schemas/*.json. Its name is the folder's.
 
-A line that continues an earlier one holds only what the conversation goes on with: its prompt begins
-with all messages of that one. Prompts that continue one another are a session, replayed in order.
+A line that continues an earlier one holds only what the conversation goes on with: its prompt
+begins with all messages of that one. Such prompts are a session, which is replayed in order.
 """
 
 from __future__ import annotations
