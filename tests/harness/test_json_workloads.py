@@ -25,7 +25,6 @@ from tests.harness.json_documents import (
     leaves,
     mask_allows,
     matcher,
-    nodes,
     walk,
     with_plain_dates,
 )
