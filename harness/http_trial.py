@@ -13,6 +13,7 @@ from harness.clock import RssSampler, StepTally, TokenTimes
 from harness.load_client import Ask, Exchange, Load, LoadClient, Patience
 from harness.prompting import (
     WARM_UP_TOKENS,
+    cache_salt_of,
     constraint_of,
     sampling_of,
     template_options,
@@ -155,7 +156,7 @@ class HttpServer:
         if key in self.warm:
             return []
         prompts = warm_up_prompts(job)
-        asks = self._asks(job, prompts, WARM_UP_TOKENS)
+        asks = self._asks(job, prompts, WARM_UP_TOKENS, "warmup")
         self.client.patience = LOADING
         load = self.client.waves(asks, job.cell.rows, ignore_tokens)
         broken = next((item.error for item in load.exchanges if item.error is not None), None)
@@ -164,9 +165,17 @@ class HttpServer:
         self.warm.add(key)
         return self._rows(job, prompts, load, "warmup")
 
-    def _asks(self, job: TrialJob, prompts: Sequence[Prompt], max_tokens: int) -> list[Ask]:
+    def _asks(
+        self,
+        job: TrialJob,
+        prompts: Sequence[Prompt],
+        max_tokens: int,
+        phase: Phase = "measured",
+    ) -> list[Ask]:
+        salt = cache_salt_of(job, phase)
+        extras = {**self.extras(job), **({"cache_salt": salt} if salt else {})}
         return [
-            Ask.of(self.path, {**self._body(job, prompt, max_tokens), **self.extras(job)})
+            Ask.of(self.path, {**self._body(job, prompt, max_tokens), **extras})
             for prompt in prompts
         ]
 

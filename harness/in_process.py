@@ -142,7 +142,7 @@ class InProcess:
         if key in self.warm:
             return []
         prompts = warm_up_prompts(job)
-        requests = requests_of(self._opened(), job, prompts, WARM_UP_TOKENS)
+        requests = requests_of(self._opened(), job, prompts, WARM_UP_TOKENS, "warmup")
         done = drive(engine, requests, job.cell.rows, monotonic, ignore_tokens)
         self.warm.add(key)
         return reply_rows(job, prompts, done.served, "warmup")

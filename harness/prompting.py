@@ -11,7 +11,7 @@ from engine.grammar.compile import GrammarCompiler
 from engine.models.load import LoadedModel
 from engine.request import Constraint, ConstraintKind, Request, SamplingParams
 from harness.cell import Cell
-from harness.store.rows import ModelRow
+from harness.store.rows import ModelRow, Phase
 from harness.target import TrialJob
 from harness.workload import Prompt, Workload
 
@@ -76,6 +76,14 @@ def prompt_ids(model: LoadedModel, workload: Workload, prompt: Prompt) -> tuple[
     return tuple(model.tokenizer.apply_chat_template(list(prompt.messages), options=options))
 
 
+def cache_salt_of(job: TrialJob, phase: Phase) -> str:
+    """Return what keeps the prefixes of a trial its own: it finds only what it computed itself.
+
+    An engine outlives its trials, and its prefix cache with it.
+    """
+    return f"{job.trial.trial_id}/{phase}" if job.cell.config.prefix_cache_bytes else ""
+
+
 def request_of(
     model: LoadedModel,
     cell: Cell,
@@ -96,13 +104,19 @@ def request_of(
 
 
 def requests_of(
-    model: LoadedModel, job: TrialJob, prompts: Sequence[Prompt], max_tokens: int
+    model: LoadedModel,
+    job: TrialJob,
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    phase: Phase = "measured",
 ) -> list[Request]:
     """Return what an engine is asked in a trial."""
-    return [
-        request_of(model, job.cell, job.workload, prompt, max_tokens, sampling_of(job, prompt))
+    cell, salt = job.cell, cache_salt_of(job, phase)
+    requests = [
+        request_of(model, cell, job.workload, prompt, max_tokens, sampling_of(job, prompt))
         for prompt in prompts
     ]
+    return [replace(request, cache_salt=salt) for request in requests]
 
 
 def compile_schemas(model: LoadedModel, workload: Workload) -> None:

@@ -2,6 +2,9 @@
 
 A workload is a folder of workload.toml (what kind, which budget), prompts.jsonl (measured),
 warmup.jsonl (never measured) and schemas/*.json. Its name is the folder's.
+
+A line that continues an earlier one holds only what the conversation goes on with: its prompt
+begins with all messages of that one. Such prompts are a session, which is replayed in order.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ class Prompt:
 
     Args:
         messages: role and content, the last one from the user.
+        session: id of the prompt that the conversation began with, "" where it is this one.
         schema_name: name of a schema of the workload, None for free text.
         schema: that schema.
         expected: the field values that the conversation states, None where it states none.
@@ -36,6 +40,7 @@ class Prompt:
 
     id: str
     messages: tuple[dict[str, str], ...]
+    session: str = ""
     schema_name: str | None = None
     schema: dict[str, Any] | None = None
     expected: dict[str, Any] | None = None
@@ -86,17 +91,22 @@ class Workload:
         """Return the indices of `prompts`, shuffled by `seed`, schemas taking turns.
 
         Neighbours have different schemas as long as schemas are left, so that a few prompts show
-        as many schemas as they can. It depends on ids alone, on no library's generator.
+        as many schemas as they can. The prompts of a session stay together and in their order. It
+        depends on ids alone, on no library's generator.
         """
-        turns: dict[str | None, list[tuple[str, int]]] = {}
+        sessions: dict[str, list[int]] = {}
         for index, prompt in enumerate(self.prompts):
-            turns.setdefault(prompt.schema_name, []).append((_shuffle_key(seed, prompt.id), index))
+            sessions.setdefault(prompt.session or prompt.id, []).append(index)
+        turns: dict[str | None, list[tuple[str, list[int]]]] = {}
+        for name, indices in sessions.items():
+            schema = self.prompts[indices[0]].schema_name
+            turns.setdefault(schema, []).append((_shuffle_key(seed, name), indices))
         ranked = [
-            (turn, _shuffle_key(seed, str(schema)), index)
+            (turn, _shuffle_key(seed, str(schema)), indices)
             for schema, keyed in turns.items()
-            for turn, (_, index) in enumerate(sorted(keyed))
+            for turn, (_, indices) in enumerate(sorted(keyed))
         ]
-        return tuple(index for _, _, index in sorted(ranked))
+        return tuple(index for _, _, indices in sorted(ranked) for index in indices)
 
     def select(self, count: int, *, seed: int, block: int = 0) -> tuple[Prompt, ...]:
         """Return `count` different prompts; another block goes on where the last one ended.
@@ -148,8 +158,8 @@ def read_workload(folder: Path) -> Workload:
         kind=header.kind,
         description=header.description,
         max_tokens=header.max_tokens,
-        prompts=tuple(_prompt(item, files.schemas) for item in files.prompts),
-        warmup=tuple(_prompt(item, files.schemas) for item in files.warmup),
+        prompts=_prompts(files.prompts, files.schemas),
+        warmup=_prompts(files.warmup, files.schemas),
         schemas=MappingProxyType(files.schemas),
         must_compile=header.must_compile,
         allow_truncation=header.allow_truncation,
@@ -157,11 +167,30 @@ def read_workload(folder: Path) -> Workload:
     )
 
 
-def _prompt(item: PlacedLine, schemas: Mapping[str, dict[str, Any]]) -> Prompt:
+def _prompts(
+    items: Iterable[PlacedLine], schemas: Mapping[str, dict[str, Any]]
+) -> tuple[Prompt, ...]:
+    found: dict[str, Prompt] = {}
+    for item in items:
+        name = item.line.continues
+        if name is not None and name not in found:
+            raise WorkloadError(
+                f"{item.place}: continues is {name!r}, and no line above has that id; name one "
+                "of this file"
+            )
+        found[item.line.id] = _prompt(item, None if name is None else found[name], schemas)
+    return tuple(found.values())
+
+
+def _prompt(
+    item: PlacedLine, before: Prompt | None, schemas: Mapping[str, dict[str, Any]]
+) -> Prompt:
     line = item.line
+    messages = tuple(message.model_dump() for message in line.messages)
     return Prompt(
         id=line.id,
-        messages=tuple(message.model_dump() for message in line.messages),
+        messages=messages if before is None else (*before.messages, *messages),
+        session="" if before is None else before.session or before.id,
         schema_name=line.schema_name,
         schema=None if line.schema_name is None else schemas[line.schema_name],
         expected=line.expected,

@@ -49,6 +49,7 @@ class Line(_Strict):
     """One line of a prompts file."""
 
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
+    continues: str | None = None
     messages: list[Message] = Field(min_length=1)
     schema_name: str | None = Field(default=None, alias="schema")
     expected: dict[str, Any] | None = None

@@ -33,7 +33,7 @@ def build_report(data: RunData) -> RunReport:
     marks = machine_marks(data.run, data.conditions)
     groups = tuple(_groups(index, CellReader(index, gates, refusals), noise))
     summaries = tuple(_summaries(gates))
-    against_quoting = (*refusals, *cached_reasons(data.blocks))
+    against_quoting = (*refusals, *cached_reasons(data.blocks, index.cells))
     stored = data.run.exit_code
     return RunReport(
         run=data.run,

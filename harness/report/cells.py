@@ -231,7 +231,8 @@ class CellReader:
         }
 
     def _cell_refusals(self, place: Place) -> list[str]:
-        return cell_refusals(place, self._blocks.get(place, []), self.gates)
+        cell, blocks = self.index.cell(place), self._blocks.get(place, [])
+        return cell_refusals(place, cell, blocks, self.gates)
 
 
 def _rate(block: BlockRow, figure: str) -> float | None:

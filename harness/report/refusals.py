@@ -10,7 +10,7 @@ from harness.report.numbers import counted
 from harness.stats import MIN_BLOCKS_VERDICT, TOLERANCE, Ratio, percentile
 from harness.store.index import Place
 from harness.store.loaded import BlockRow
-from harness.store.rows import ConditionRow, GateRow, RunRow
+from harness.store.rows import CellRow, ConditionRow, GateRow, RunRow
 
 MAX_DRIFT = 0.10
 """A speed that changes more than this from the first block to the last calls for a cool-down."""
@@ -60,7 +60,9 @@ def differs(ratio: Ratio, tolerance: float = TOLERANCE) -> bool:
     return excludes and not (1 - tolerance < ratio.low and ratio.high < 1 + tolerance)
 
 
-def cell_refusals(place: Place, blocks: Sequence[BlockRow], gates: Sequence[GateRow]) -> list[str]:
+def cell_refusals(
+    place: Place, cell: CellRow, blocks: Sequence[BlockRow], gates: Sequence[GateRow]
+) -> list[str]:
     """Return why the timing of one cell cannot be compared with anything."""
     reasons = []
     failed = sum(block.failed for block in blocks)
@@ -70,7 +72,7 @@ def cell_refusals(place: Place, blocks: Sequence[BlockRow], gates: Sequence[Gate
         reasons.append(f"{place.cell}: {failed} requests failed")
     if estimated:
         reasons.append(f"{place.cell}: {estimated} token counts are estimates")
-    if cached:
+    if cached and not keeps_prefixes(cell):
         reasons.append(f"{place.cell}: {cached} prompt tokens came from a cache")
     if any(_fails(gate, "identity", place) for gate in gates):
         reasons.append(f"{place.cell}: token ids differ from its reference")
@@ -79,8 +81,17 @@ def cell_refusals(place: Place, blocks: Sequence[BlockRow], gates: Sequence[Gate
     return reasons
 
 
-def cached_reasons(blocks: Sequence[BlockRow]) -> tuple[str, ...]:
-    """Return a reason for each cell whose prompts were not all computed."""
+def keeps_prefixes(cell: CellRow) -> bool:
+    """True where tokens from a cache are what the cell is there to show, not a fault."""
+    return bool(cell.settings.get("prefix_cache_bytes"))
+
+
+def cached_reasons(blocks: Sequence[BlockRow], cells: Mapping[str, CellRow]) -> tuple[str, ...]:
+    """Return a reason for each cell whose prompts were to be computed, and were not all.
+
+    Args:
+        cells: by name.
+    """
     sums: dict[tuple[str, str, str], int] = {}
     for block in blocks:
         place = (block.model, block.workload, block.cell)
@@ -88,7 +99,7 @@ def cached_reasons(blocks: Sequence[BlockRow]) -> tuple[str, ...]:
     return tuple(
         f"{cell} on {model} {workload}: {count} prompt tokens came from a cache"
         for (model, workload, cell), count in sorted(sums.items())
-        if count
+        if count and not keeps_prefixes(cells[cell])
     )
 
 

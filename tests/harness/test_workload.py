@@ -17,7 +17,13 @@ from engine.request import ConstraintKind
 from harness.workload import Workload, list_workloads, load_workload, read_workload
 from harness.workload_error import WorkloadError
 
-CORE = {"short-chat": 128, "json-extract": 256, "long-form": 512}
+CORE = {
+    "short-chat": 128,
+    "json-extract": 256,
+    "long-form": 512,
+    "tool-call": 160,
+    "agent-replay": 48,
+}
 
 HEADER = """kind = "json"
 description = "Ages."
@@ -84,15 +90,19 @@ def test_no_two_prompts_of_a_core_workload_begin_alike_beyond_their_system_messa
     assert len(set(starts)) == len(starts)
 
 
-def test_text_workloads_have_no_constraint_and_the_extraction_always_has() -> None:
-    assert not load_workload("short-chat").is_constrained
-    assert not load_workload("long-form").is_constrained
-    extract = load_workload("json-extract")
-    assert extract.is_constrained
-    for item in extract.prompts + extract.warmup:
+@pytest.mark.parametrize("name", ["short-chat", "long-form", "agent-replay"])
+def test_text_workloads_have_no_constraint(name: str) -> None:
+    assert not load_workload(name).is_constrained
+
+
+@pytest.mark.parametrize("name", ["json-extract", "tool-call"])
+def test_workloads_of_documents_always_have_a_constraint(name: str) -> None:
+    workload = load_workload(name)
+    assert workload.is_constrained
+    for item in workload.prompts + workload.warmup:
         assert item.constraint is not None
         assert item.constraint.kind is ConstraintKind.JSON_SCHEMA
-        assert item.constraint.value == extract.schemas[item.schema_name or ""]
+        assert item.constraint.value == workload.schemas[item.schema_name or ""]
 
 
 def test_a_workload_is_read_as_it_is_written(folder: Path) -> None:
@@ -104,6 +114,38 @@ def test_a_workload_is_read_as_it_is_written(folder: Path) -> None:
     assert ann.messages == ({"role": "user", "content": "ann is 4."},)
     assert bob.expected is None
     assert [item.id for item in workload.warmup] == ["warm"]
+
+
+def goes_on(name: str, before: str, text: str) -> dict[str, Any]:
+    more = [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": text}]
+    return prompt(name, continues=before, messages=more)
+
+
+def test_a_line_that_continues_another_begins_with_all_its_messages(folder: Path) -> None:
+    lines = [prompt("ann"), goes_on("ann-2", "ann", "Sure?"), goes_on("ann-3", "ann-2", "Why?")]
+    write_lines(folder / "prompts.jsonl", *lines, prompt("bob"))
+    first, second, third, other = read_workload(folder).prompts
+    assert [len(item.messages) for item in (first, second, third, other)] == [1, 3, 5, 1]
+    assert second.messages == (*first.messages, *lines[1]["messages"])
+    assert third.messages == (*second.messages, *lines[2]["messages"])
+    assert [item.session for item in (first, second, third, other)] == ["", "ann", "ann", ""]
+
+
+def test_a_session_stays_together_and_in_order_whatever_the_seed(folder: Path) -> None:
+    names = [f"{name}-{turn}" for name in ("ann", "bob", "cy", "dee") for turn in range(3)]
+    lines = [
+        goes_on(name, names[place - 1], f"{name}?") if place % 3 else prompt(name)
+        for place, name in enumerate(names)
+    ]
+    write_lines(folder / "prompts.jsonl", *lines)
+    workload = read_workload(folder)
+    firsts = set()
+    for seed in range(20):
+        chosen = [item.id for item in workload.select(12, seed=seed)]
+        parts = [chosen[start : start + 3] for start in range(0, 12, 3)]
+        assert sorted(parts) == [names[start : start + 3] for start in range(0, 12, 3)]
+        firsts.add(chosen[0])
+    assert len(firsts) > 1
 
 
 def test_a_line_ends_at_a_newline_and_nowhere_else(folder: Path) -> None:
@@ -187,6 +229,21 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "an id with blanks": (_lines(prompt("two words")), "prompts.jsonl:1", "id is 'two words'"),
     "an id twice": (_lines(prompt("ann"), prompt("ann")), "prompts.jsonl:2", "prompts.jsonl:1"),
     "an id of a warm-up prompt": (_lines(prompt("warm")), "warmup.jsonl:1", "prompts.jsonl:1"),
+    "a line that continues none": (
+        _lines(prompt("ann"), prompt("bob", continues="cy")),
+        "prompts.jsonl:2",
+        "continues is 'cy', and no line above has that id",
+    ),
+    "a line that continues a later one": (
+        _lines(prompt("ann", continues="bob"), prompt("bob")),
+        "prompts.jsonl:1",
+        "continues is 'bob'",
+    ),
+    "a line that continues a line of another file": (
+        _lines(prompt("warm", continues="ann"), name="warmup.jsonl"),
+        "warmup.jsonl:1",
+        "continues is 'ann'",
+    ),
     "a schema unknown": (_lines(prompt("ann", "size")), "prompts.jsonl:1", "schema is 'size'"),
     "a schema not named": (_lines(prompt("ann", None)), "prompts.jsonl:1", "schema is None"),
     "a schema in a text workload": (

@@ -195,6 +195,21 @@ def test_a_spoiled_cell_gets_no_verdict(
     assert any(reason in text for text in ratio.refusals)
 
 
+def test_what_a_cell_keeps_of_its_own_prompts_is_no_reason_against_it(tmp_path: Path) -> None:
+    """Where prefix_cache_bytes is set the cache is what is measured; elsewhere it is a fault."""
+    steady = [20.0, 20.1, 19.9, 20.0, 20.1, 19.9]
+    sample = blocks(serial=steady, spec=[value * 1.3 for value in steady])
+    sample.add("serial+spec", 9, replies=[reply(cached_tokens=64)])
+    told = "64 prompt tokens came from a cache"
+    assert told in " ".join(report_of(sample, tmp_path / "without").unquotable_reasons)
+    spec = sample.cells["serial+spec"]
+    settings = {**spec.settings, "prefix_cache_bytes": 1_000_000}
+    sample.cells["serial+spec"] = replace(spec, settings=settings)
+    report = report_of(sample, tmp_path / "with")
+    assert told not in " ".join(report.unquotable_reasons)
+    assert main(report, "serial+spec").ratio.verdict == "faster"
+
+
 def test_an_estimated_count_takes_no_part_in_a_comparison(tmp_path: Path) -> None:
     sample = blocks(serial=[20.0, 20.0])
     sample.add("serial+spec", 0, 30.0)
