@@ -117,10 +117,12 @@ def _run_wave(
         before_s = clock()
         events = engine.step()
         now_s = clock()
+        tokens = 0
         for event in events:
             watches[event.request_id].see(event, now_s)
+            tokens += event.token_id is not None
         steps.append((engine.last_step, now_s - before_s))
-        on_tokens(sum(event.token_id is not None for event in events))
+        on_tokens(tokens)
     # Summed up behind the last token: a stream's rate has all that happens between two steps.
     for step, seconds in steps:
         _count_step(step, tally, seconds)

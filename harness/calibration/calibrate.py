@@ -51,9 +51,9 @@ SPREAD = 0.04
 
 NOISES = (0.01, 0.02, 0.03, 0.04, 0.06)
 EFFECTS = (0.05, 0.08)
-PROMPTS, TOKENS = 32, 32
-"""Of a trial of the overhead: 5 blocks of it are 160 short replies, so that a busy machine leaves
-some of them alone."""
+SHORT, LONG = (32, 32), (8, 256)
+"""Prompts a trial and tokens a reply of the overhead: short replies in process, so that a busy
+machine leaves some of them alone; long ones over HTTP, where one late event is little of a reply."""
 
 Say = Callable[[str], None]
 
@@ -269,8 +269,8 @@ def main(only: Sequence[str], sessions: int, runs: int, model: str, json_path: s
         "orders": lambda: found.orders(sessions),
         "detectable": lambda: found.detectable(sessions),
         "runs": lambda: found.runs(runs),
-        "overhead": lambda: found.overhead(measure_in_process(PROMPTS, TOKENS)),
-        "http": lambda: found.overhead(measure_over_http(PROMPTS, TOKENS)),
+        "overhead": lambda: found.overhead(measure_in_process(*SHORT)),
+        "http": lambda: found.overhead(measure_over_http(*LONG)),
         "self": lambda: found.itself(model),
     }
     for part in only or PARTS:
