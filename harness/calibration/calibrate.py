@@ -53,7 +53,7 @@ NOISES = (0.01, 0.02, 0.03, 0.04, 0.06)
 EFFECTS = (0.05, 0.08)
 SHORT, LONG = (32, 32), (8, 256)
 """Prompts a trial and tokens a reply of the overhead: short replies in process, so that a busy
-machine leaves some of them alone; long ones over HTTP, where one late event is little of a reply."""
+machine leaves some of them alone; long ones over HTTP, where a late event is little of a reply."""
 
 Say = Callable[[str], None]
 
