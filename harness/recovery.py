@@ -33,6 +33,8 @@ LIMIT_S = 3600.0
 """A process that takes longer hangs."""
 
 DATABASE = "fm.db"
+MAX_KILLS = 10
+"""More than half as many kills as trials would strike the same place twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +82,9 @@ def recover(
     say(f"undisturbed: {trials} trials in {trials * trial_s:.0f} s")
     done: list[int] = []
     for number in range(kills):
-        left = trials - (done[-1] if done else 0)
-        kill = Kill(draw.randint(0, max(0, left - 2)), draw.uniform(0.0, trial_s))
+        # Each kill has a part of the run to itself, so that all strike in the middle of it.
+        place = draw.randrange(trials * number // kills, trials * (number + 1) // kills)
+        kill = Kill(max(0, place - (done[-1] if done else 0)), draw.uniform(0.0, trial_s))
         problems += _run(killed, arguments, kill)
         arguments = ("run", "--resume", "latest")
         done.append(_num_done(stored(killed)))
@@ -174,7 +177,7 @@ def _run(folder: Path, arguments: Sequence[str], kill: Kill | None = None) -> li
 
 @click.command(help=__doc__)
 @click.option("--model", default=DEFAULT_MODELS[0], show_default=True)
-@click.option("--kills", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--kills", type=click.IntRange(1, MAX_KILLS), default=2, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False))
 def main(model: str, kills: int, seed: int, json_path: Path | None) -> None:
