@@ -30,6 +30,7 @@ def test_the_wheel_carries_what_it_needs_and_no_more(wheel: Path) -> None:
         "harness/py.typed",
         "engine/models/registry.toml",
         "harness/data/cells/serial.toml",
+        "harness/data/policies/default.toml",
         "harness/data/workloads/short-chat/prompts.jsonl",
     } <= names
     tops = {name.split("/")[0] for name in names}
