@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -114,6 +115,14 @@ def test_a_workload_is_read_as_it_is_written(folder: Path) -> None:
     assert ann.messages == ({"role": "user", "content": "ann is 4."},)
     assert bob.expected is None
     assert [item.id for item in workload.warmup] == ["warm"]
+
+
+def test_the_page_on_workloads_tells_what_each_of_them_holds() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "workloads.md").read_text(encoding="utf-8")
+    told = re.findall(r"^\| `([a-z-]+)` \| (\d+) \| (\d+) \|", page, re.MULTILINE)
+    loaded = [load_workload(name) for name in list_workloads()]
+    held = [(item.name, str(len(item.prompts)), str(item.max_tokens)) for item in loaded]
+    assert sorted(told) == held
 
 
 def goes_on(name: str, before: str, text: str) -> dict[str, Any]:
