@@ -19,7 +19,7 @@ from harness.workload import Prompt, load_workload
 from tests.harness.jobs import cell_of, ids, job_of, measured, run
 
 WORKLOAD = load_workload("agent-replay")
-CACHED = "serial@prefix_cache_bytes=100000000"
+KEPT = "@prefix_cache_bytes=100000000"
 BLOCK_TOKENS = 64
 TURNS = 8
 CONTEXT = 2048
@@ -91,11 +91,11 @@ def plain(local: InProcess) -> TrialRecord:
     return run(local, "serial", WORKLOAD, 3, 4)
 
 
-def check_trials(target: Target, plain: TrialRecord) -> None:
+def check_trials(target: Target, cell: str, plain: TrialRecord) -> None:
     """See what two trials of the same prompts take from the cache, and that no token changes."""
-    target.check(cell_of(CACHED), WORKLOAD)
+    target.check(cell_of(cell), WORKLOAD)
     for _ in range(2):
-        record = run(target, CACHED, WORKLOAD, 3, 4)
+        record = run(target, cell, WORKLOAD, 3, 4)
         rows = measured(record)
         lengths = [row.prompt_tokens or 0 for row in rows]
         held = [length // BLOCK_TOKENS * BLOCK_TOKENS for length in lengths]
@@ -107,13 +107,14 @@ def test_without_a_prefix_cache_every_prompt_is_computed_whole(plain: TrialRecor
     assert [row.cached_tokens for row in measured(plain)] == [0, 0, 0]
 
 
-def test_a_cell_with_a_prefix_cache_computes_each_prompt_once_a_trial(
-    local: InProcess, plain: TrialRecord
+@pytest.mark.parametrize("lane", ["serial", "batch4", "serial+spec"])
+def test_a_cell_with_a_prefix_cache_computes_what_it_knows_once_a_trial(
+    lane: str, local: InProcess, plain: TrialRecord
 ) -> None:
-    check_trials(local, plain)
+    check_trials(local, lane + KEPT, plain)
 
 
-def test_a_server_with_a_prefix_cache_computes_each_prompt_once_a_trial(
+def test_a_server_with_a_prefix_cache_computes_what_it_knows_once_a_trial(
     http: HttpTarget, plain: TrialRecord
 ) -> None:
-    check_trials(http, plain)
+    check_trials(http, "serial" + KEPT, plain)
