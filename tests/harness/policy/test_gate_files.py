@@ -112,6 +112,13 @@ def test_lines_for_a_terminal_end_with_the_verdict(mixed: Judgement) -> None:
     )
 
 
+def test_text_of_models_does_nothing_to_a_terminal(mixed: Judgement) -> None:
+    """One line a finding, whatever a document holds: no escape sequences, no turned direction."""
+    (line,) = [line for line in to_lines(mixed) if line.startswith("fail: conformance")]
+    assert not {"\x1b", "\x00", "\n", "\t", "\u202e"} & set(line)
+    assert "back line" in line
+
+
 def test_what_a_busy_machine_refuses_is_one_line_however_many_cells(tmp_path: Path) -> None:
     sample = both(compared(machine_refusals=("load is 9.0 on 2 cores",)))
     both(sample, "serial+spec@draft_budgets=fixed")
