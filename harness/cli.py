@@ -49,6 +49,10 @@ COMMANDS: tuple[click.Command, ...] = (
 """Every command, in no order: help lists them by name."""
 
 
+JUDGING = ("gate", "run")
+"""Commands whose exit code is a verdict; one cut short, since nobody reads on, has none."""
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(package_name="feature-matrix", prog_name="fm")
 def cli() -> None:
@@ -85,7 +89,8 @@ def _run_command(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:
         # Whoever read our output has stopped; Python must not complain about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return exit_codes.PASS
+        words = sys.argv[1:] if arguments is None else arguments
+        return exit_codes.INTERRUPTED if {*words[:1]} & {*JUDGING} else exit_codes.PASS
     return int(code or exit_codes.PASS)
 
 

@@ -17,6 +17,8 @@ from harness.progress import Fetching, Progress
 from harness.session import Concluded, Places, Session, matrix_of
 from harness.store import EvalStore, RunRow
 
+CHANGED = " with uncommitted changes"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -77,14 +79,20 @@ class Comparison:
 
 def described(head: Checkout) -> str:
     """Return the commit of a checkout, and whether there is more in it than that."""
-    changed = " with uncommitted changes" if git_state(head.root).is_dirty else ""
-    return f"{head.sha[:12]}{changed}"
+    return f"{head.sha[:12]}{CHANGED if git_state(head.root).is_dirty else ''}"
 
 
 def _check_same(run: RunRow, chosen: Choices, head: Checkout) -> None:
     if not chosen.base:
         raise SettingError(
             f"run {run.run_id} has no base; go on with: fm run --resume {run.run_id}"
+        )
+    now = described(head)
+    began = f"{run.git_sha[:12]}{CHANGED if run.git_dirty else ''}"
+    if run.git_sha == head.sha and now != began:
+        raise SettingError(
+            f"run {run.run_id} began at {began} and the checkout is at {now}; bring the code back "
+            "to what it was, or start a new run"
         )
     if run.git_sha != head.sha:
         raise SettingError(

@@ -73,7 +73,7 @@ class SideProcess:
             stderr=self._errors,
             text=True,
             encoding="utf-8",
-            env=os.environ | {"PYTHONPATH": str(root)},
+            env=os.environ | {"PYTHONPATH": _import_path(root)},
             # A Ctrl-C on the terminal is for fm, which then ends the child in order.
             start_new_session=True,
         )
@@ -276,6 +276,11 @@ class Side:
     def _started(self) -> SideProcess:
         assert self._process is not None, "open() comes first"
         return self._process
+
+
+def _import_path(root: Path) -> str:
+    """Return PYTHONPATH with a checkout before everything that was there."""
+    return os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
 
 
 def _error(label: str, answer: Answer) -> FmError:

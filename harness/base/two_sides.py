@@ -60,9 +60,11 @@ class TwoSides:
         return self._side(reply.cell).weigh(reply)
 
     def close(self) -> None:
-        """Free both."""
-        self.head.close()
-        self.base.close()
+        """Free both, the second one also where the first one fails."""
+        try:
+            self.head.close()
+        finally:
+            self.base.close()
 
     def _side(self, cell: Cell) -> Target:
         return self.base if cell.key.side == BASE else self.head

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 import harness
 from engine.errors import SettingError
@@ -22,7 +21,11 @@ CHILD = Path("harness/base/child.py")
 """What a commit needs to be measured: its own end of the trial protocol."""
 
 PREFIX = "fm-base-"
-"""Folders of checkouts begin so; the id of the process that made one follows."""
+"""Folders of checkouts begin so."""
+
+LOCK = "in-use"
+"""A file beside a checkout, locked by the process that uses it: the system lets go of it however
+that ends. An id of a process would not do, since in a container every run may have the same."""
 
 GIT_TIMEOUT_S = 300.0
 
@@ -47,7 +50,19 @@ def own_checkout() -> Checkout:
         raise SettingError(
             f"the fm in {root} lies in no git checkout of its own; run fm gate --base from one"
         )
+    _check_folder(root)
     return Checkout(root, state.sha)
+
+
+def _check_folder(root: Path) -> None:
+    """Refuse to measure one checkout for somebody who stands in another one."""
+    top = _git(Path.cwd(), "rev-parse", "--show-toplevel").stdout.strip()
+    here = Path(top).resolve() if top else root
+    if here != root and (here / CHILD).is_file():
+        raise SettingError(
+            f"this is the checkout {here}, and this fm is the one of {root}; start the fm of the "
+            "first one, e.g. with PYTHONPATH, or change to the other"
+        )
 
 
 def commit_of(root: Path, reference: str) -> str:
@@ -70,9 +85,9 @@ def checked_out(root: Path, sha: str) -> Iterator[Checkout]:
     Raises:
         SettingError: git does not do it, or the commit knows nothing of this command.
     """
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     tree = folder / sha[:12]
-    try:
+    with _locked(folder), _removed_at_end(root, tree):
         _remove_left_behind(root)
         # No hooks: they are for people's checkouts.
         done = _git(
@@ -89,14 +104,43 @@ def checked_out(root: Path, sha: str) -> Iterator[Checkout]:
                 "later commit with --base"
             )
         yield Checkout(tree.resolve(), sha)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Hold the lock of a checkout's folder; False where another process has it."""
+    try:
+        file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        # The folder is gone, so nobody uses it.
+        yield True
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def _removed_at_end(root: Path, tree: Path) -> Iterator[None]:
+    try:
+        yield
     finally:
         _remove(root, tree)
 
 
 def _remove(root: Path, tree: Path) -> None:
-    _git(root, "worktree", "remove", "--force", str(tree))
+    """Remove a checkout as far as that goes; what is left is for the next gate."""
+    with suppress(SettingError):
+        # Twice: git locks a checkout while it makes it, and one that was killed then stays locked.
+        _git(root, "worktree", "remove", "--force", "--force", str(tree))
     shutil.rmtree(tree.parent, ignore_errors=True)
-    _git(root, "worktree", "prune")
+    with suppress(SettingError):
+        _git(root, "worktree", "prune")
 
 
 def _remove_left_behind(root: Path) -> None:
@@ -104,9 +148,10 @@ def _remove_left_behind(root: Path) -> None:
     listed = _git(root, "worktree", "list", "--porcelain").stdout
     for place in re.findall(r"^worktree (.+)$", listed, flags=re.MULTILINE):
         tree = Path(place)
-        made = re.match(rf"{PREFIX}(\d+)-", tree.parent.name)
-        if made and not psutil.pid_exists(int(made.group(1))):
-            _remove(root, tree)
+        if tree.parent.name.startswith(PREFIX):
+            with _locked(tree.parent) as is_unused:
+                if is_unused:
+                    _remove(root, tree)
 
 
 def _git(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

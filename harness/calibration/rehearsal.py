@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from harness import exit_codes
 from harness.cell import load_cells
 from harness.choices import Choices
 from harness.matrix import Matrix, plan_matrix
@@ -81,7 +82,9 @@ def _rehearse(matrix: Matrix, target: Target, db: Path, progress: Progress) -> R
     with EvalStore.open(db) as store:
         store.begin_run(run_plan(matrix, run, models, planned))
         loop = RunLoop(store=store, target=target, progress=progress, observe=_calm)
-        loop.run(planned, [])
+        if loop.run(planned, []).ending == "finished":
+            code = exit_codes.PASS
+            store.finish_run(run.run_id, status="finished", exit_code=code, unquotable_reasons=[])
         return build_report(store.load_run(run.run_id))
 
 

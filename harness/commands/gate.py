@@ -12,11 +12,12 @@ from click.core import ParameterSource
 from engine.errors import SettingError
 from harness import exit_codes
 from harness.commands.matrix_flags import CHOSEN, choices_of, matrix_options
-from harness.commands.places import DEFAULT_DB, DEFAULT_REPORTS, say
+from harness.commands.places import DEFAULT_DB, DEFAULT_REPORTS, say, while_read
 
 if TYPE_CHECKING:
     from harness.base.comparison import Comparison
     from harness.choices import Choices
+    from harness.policy.files import Files
     from harness.policy.judgement import Judgement
     from harness.session import Concluded
 
@@ -65,6 +66,7 @@ def gate(
     rules = load_policy(policy)
     files.check()
     _check_flags(context, run, base, resume, force)
+    files.clear()
     if base is not None or resume is not None:
         comparison = _comparison(db, out, force, quiet)
         if base is not None:
@@ -81,10 +83,7 @@ def gate(
     with EvalStore.open_existing(db) as store:
         data = store.load_run(store.find_run(run or "latest").run_id)
     judgement = judge(data, rules, is_strict=strict)
-    _show(judgement)
-    for line in files.write(judgement):
-        click.echo(line)
-    return judgement.exit_code
+    return _concluded(judgement, files)
 
 
 def _comparison(db: Path, out: Path, force: bool, quiet: bool) -> Comparison:
@@ -103,8 +102,9 @@ def _comparison(db: Path, out: Path, force: bool, quiet: bool) -> Comparison:
 
 
 def _tell(concluded: Concluded) -> None:
-    for note in concluded.notes:
-        click.echo(note)
+    with while_read():
+        for note in concluded.notes:
+            click.echo(note)
     if concluded.exit_code == exit_codes.INTERRUPTED:
         say(f"run {concluded.run_id} was interrupted")
 
@@ -139,8 +139,16 @@ def _is_given(context: click.Context, name: str) -> bool:
     return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
-def _show(judgement: Judgement) -> None:
+def _concluded(judgement: Judgement, files: Files) -> int:
+    """Write the files, show the lines, and return the exit code."""
     from harness.policy.summary import to_lines
+    from harness.report import ReportError
 
-    for line in to_lines(judgement):
-        click.echo(line)
+    written = list(files.write(judgement))
+    with while_read():
+        for line in (*to_lines(judgement), *map(str, written)):
+            click.echo(line)
+    is_whole = not any(isinstance(item, ReportError) for item in written)
+    return exit_codes.worst(
+        [judgement.exit_code, exit_codes.PASS if is_whole else exit_codes.INCOMPLETE]
+    )

@@ -12,7 +12,7 @@ import click
 from engine.errors import SettingError
 from harness import exit_codes
 from harness.commands.matrix_flags import choices_of, matrix_options, refuse_choices
-from harness.commands.places import DEFAULT_DB, DEFAULT_REPORTS, say
+from harness.commands.places import DEFAULT_DB, DEFAULT_REPORTS, say, while_read
 
 if TYPE_CHECKING:
     from harness.session import Concluded
@@ -62,7 +62,8 @@ def run(
         is_forced=force,
     )
     concluded = session.start(matrix) if resume is None else session.resume(resume)
-    _show(concluded, quiet)
+    with while_read():
+        _show(concluded, quiet)
     return concluded.exit_code
 
 

@@ -2,8 +2,8 @@
 
 Budgets of drafts that follow measured times make what they decide differ between two runs of one
 build. Counts that depend on them are told of such cells and decide nothing; cells with
-`@draft_budgets=fixed` draft
-the same every time.
+`@draft_budgets=fixed` draft the same every time. What an engine has come to over a run (grammars
+compiled, bytes held) decides nothing in a run that was gone on with: its engines began twice.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.cell_name import BASE, on_side, side_of
+from harness.conditions.verdict import PREFLIGHT
 from harness.store.index import Place, RunIndex
 from harness.store.rows import CellRow, RequestRow, TrialRow
 
@@ -87,8 +88,7 @@ def most_work(name: str) -> Read:
     """Return the reader of what engines came to, the most of it."""
 
     def read(trials: Sequence[TrialRow], _requests: Sequence[RequestRow]) -> int | None:
-        known = [trial.counters[name] for trial in trials if name in trial.counters]
-        return max(known) if known else None
+        return max(_whole([trial.counters.get(name) for trial in trials]), default=None)
 
     return read
 
@@ -178,14 +178,21 @@ def _group_count(
         one, other = shared(index, place, twin)
         ours += one
         theirs += other
-    exact = all(is_exact(index.cell(place)) for place, _ in members)
+    exact = not _was_resumed(index)
+    if counter.follows_drafts:
+        exact = exact and all(is_exact(index.cell(place)) for place, _ in members)
     return Count(
         name=name,
         place=group,
         head=counter.read(ours, []),
         base=counter.read(theirs, []),
-        is_exact=exact or not counter.follows_drafts,
+        is_exact=exact,
     )
+
+
+def _was_resumed(index: RunIndex) -> bool:
+    """Return whether engines began anew within the run, and forgot what they had come to."""
+    return sum(row.phase == PREFLIGHT for row in index.data.conditions) > 1
 
 
 def shared(
@@ -214,5 +221,11 @@ def _changed(index: RunIndex, ours: Sequence[TrialRow], theirs: Sequence[TrialRo
 
 
 def _sum(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
+    known = _whole(values)
     return sum(known) if known else None
+
+
+def _whole(values: Sequence[int | None]) -> Sequence[int]:
+    """Return the counts; none where one is missing, since a part of them looks like less."""
+    known = [value for value in values if value is not None]
+    return known if len(known) == len(values) else []

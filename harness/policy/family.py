@@ -7,7 +7,8 @@ makes no comparison of an unchanged build look as bad in more than 5 % of runs.
 
 The second is a randomisation test. The order of a block is shuffled, so in an unchanged build the
 two trials of a cell might as well have changed places, in every block and cell by itself, and what
-the run would then have shown is known: the same log-ratios with other signs. The largest of all
+the run would then have shown is known: the same log-ratios with other signs, those of all metrics
+of these two trials together. The largest of all
 statistics over many such draws is what chance can do (Westfall and Young, Resampling-Based Multiple
 Testing, 1993). No law of the noise is assumed, and no equal noise. Log-ratios are cut at a few
 times their usual size, the same in the run and in the draws, so that an outlier hides little. That
@@ -22,7 +23,7 @@ that is too small to be seen in one.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -63,11 +64,14 @@ class Gains:
     Args:
         limit: the gain at which it is a regression, negative.
         is_better_high: whether gains are ln(head / base), or the inverse.
+        trials: which two trials each value is of; what several metrics saw of the same two changes
+            sign together. Empty where every value has two of its own.
     """
 
     values: tuple[float, ...]
     limit: float
     is_better_high: bool
+    trials: tuple[Hashable, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,13 +142,13 @@ def is_noisy(logs: Sequence[float], *, error: float, tolerance: float) -> bool:
 
 def _chances(families: Mapping[str, Sequence[Gains]]) -> dict[str, list[float]]:
     """Return the family-wise p of every comparison, means included."""
-    draw = np.random.Generator(np.random.PCG64(DRAW_SEED))
+    draw = _Draw()
     seen: dict[str, list[float]] = {}
     worst = np.full(NUM_DRAWS, -np.inf)
     for name, uncut in families.items():
         cells = _cut(uncut)
         means = [_mean(cell) for cell in cells]
-        drawn = [_flipped_means(cell, draw) for cell in cells]
+        drawn = [draw.flipped_means(cell) for cell in cells]
         scales = [_scale(cells)] * len(cells)
         if len(cells) > 1:
             means.append(math.fsum(means) / len(cells))
@@ -176,11 +180,27 @@ def _share(ordered: npt.NDArray[np.float64], value: float) -> float:
     return (at_least + 1) / (len(ordered) + 1)
 
 
-def _flipped_means(cell: Gains, draw: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Return the mean gain in each draw, [draws]."""
-    signs = 1 - 2 * draw.integers(0, 2, size=(NUM_DRAWS, len(cell.values)), dtype=np.int8)
-    means: npt.NDArray[np.float64] = signs @ np.asarray(cell.values) / len(cell.values)
-    return means
+class _Draw:
+    """Random arrangements of a run: which two trials change places in which draw."""
+
+    def __init__(self) -> None:
+        self._random = np.random.Generator(np.random.PCG64(DRAW_SEED))
+        self._of_trials: dict[Hashable, npt.NDArray[np.int8]] = {}
+
+    def flipped_means(self, cell: Gains) -> npt.NDArray[np.float64]:
+        """Return the mean gain in each draw, [draws]."""
+        signs = self._drawn(len(cell.values)) if not cell.trials else self._shared(cell.trials)
+        means: npt.NDArray[np.float64] = signs @ np.asarray(cell.values) / len(cell.values)
+        return means
+
+    def _drawn(self, count: int) -> npt.NDArray[np.int8]:
+        return 1 - 2 * self._random.integers(0, 2, size=(NUM_DRAWS, count), dtype=np.int8)
+
+    def _shared(self, trials: tuple[Hashable, ...]) -> npt.NDArray[np.int8]:
+        """Return the signs of some trials, [draws, trials], the same whoever asks."""
+        new = [trial for trial in trials if trial not in self._of_trials]
+        self._of_trials |= dict(zip(new, self._drawn(len(new)).T, strict=True))
+        return np.stack([self._of_trials[trial] for trial in trials], axis=1)
 
 
 def _scale(cells: Sequence[Gains]) -> float:

@@ -6,20 +6,28 @@ import math
 from collections.abc import Iterator, Sequence
 
 from harness.cell_name import side_of
-from harness.policy.judgement import NOWHERE, Finding, Status
+from harness.policy.judgement import NOISY, NOWHERE, Finding, Status
 from harness.policy.measures import METRICS, by_block
 from harness.policy.policy_file import Floor
-from harness.stats import MIN_BLOCKS_VERDICT, Interval, estimate, log_ratios
+from harness.stats import (
+    MAX_CV,
+    MIN_BLOCKS_VERDICT,
+    Interval,
+    coefficient_of_variation,
+    estimate,
+    log_ratios,
+)
 from harness.store.index import Place, RunIndex
 
 
 def floor_findings(
-    index: RunIndex, floors: Sequence[Floor], machine: Sequence[str]
+    index: RunIndex, floors: Sequence[Floor], machine: Sequence[str], noisy: frozenset[Place]
 ) -> Iterator[Finding]:
     """Yield a finding for each floor and place; a floor that no cell meets with is incomplete.
 
     Args:
         machine: why the machine's times deserve no verdict.
+        noisy: models and workloads whose baseline differs from its own repeat.
     """
     for floor in floors:
         if floor.mode == "off":
@@ -35,7 +43,8 @@ def floor_findings(
                 detail=f"no cell {floor.cell} ran where its floor applies",
             )
         for place in places:
-            yield _finding(index, floor, place, machine)
+            is_noisy = place.other("") in noisy
+            yield _finding(index, floor, place, machine, is_noisy=is_noisy)
 
 
 def _applies(floor: Floor, place: Place) -> bool:
@@ -43,11 +52,15 @@ def _applies(floor: Floor, place: Place) -> bool:
     return named and floor.cell == place.cell and not side_of(place.cell)
 
 
-def _finding(index: RunIndex, floor: Floor, place: Place, machine: Sequence[str]) -> Finding:
+def _finding(
+    index: RunIndex, floor: Floor, place: Place, machine: Sequence[str], *, is_noisy: bool
+) -> Finding:
     logs = _logs(index, floor, place)
     status, detail = _judged(logs, floor)
-    if machine and floor.mode == "hard":
+    if status != "incomplete" and machine and floor.mode == "hard":
         status, detail = "refused", machine[0]
+    elif status != "incomplete" and is_noisy:
+        status, detail = "inconclusive", NOISY
     return Finding(
         kind="floor",
         name=floor.metric,
@@ -80,6 +93,9 @@ def _judged(logs: Sequence[float], floor: Floor) -> tuple[Status, str]:
     least = math.log(floor.at_least) if floor.at_least > 0 else -math.inf
     if own.high < least:
         return "fail", told
+    spread = coefficient_of_variation([math.exp(value) for value in logs])
+    if spread is not None and spread > MAX_CV:
+        return "inconclusive", f"{told}; it varies by {100 * spread:.0f} % between blocks"
     return ("pass" if own.low >= least else "inconclusive"), told
 
 

@@ -11,17 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from harness import gates
-from harness.cell_name import side_of
+from harness.cell_name import BASE, on_side, side_of
 from harness.conditions.verdict import blemishes
 from harness.policy.counters import COUNTERS, Count, counts, pairs, shared
 from harness.policy.family import NOISE_ERROR, Effect, Gains, is_noisy
 from harness.policy.family import judge as judge_family
 from harness.policy.floors import floor_findings
-from harness.policy.judgement import NOWHERE, Finding, Judgement, Status
+from harness.policy.judgement import NOISY, NOWHERE, Finding, Judgement, Status
 from harness.policy.measures import METRICS, by_block
 from harness.policy.policy_file import MetricRule, Policy
-from harness.report.refusals import machine_reasons
-from harness.stats import TOLERANCE, log_ratios, percentile
+from harness.report.refusals import keeps_prefixes, machine_reasons
+from harness.stats import MIN_BLOCKS_VERDICT, TOLERANCE, log_ratios, percentile
 from harness.store.index import Place, RunIndex
 from harness.store.loaded import RunData
 
@@ -32,14 +32,15 @@ def judge(data: RunData, policy: Policy, *, is_strict: bool = False) -> Judgemen
     """Return what a policy makes of a run."""
     index = RunIndex(data)
     base = str(data.run.settings.get("base", ""))
-    noise = tuple(_noise(index))
+    noise = tuple(_noise(index, policy))
     findings = (
         *_correctness(index, policy),
         *_coverage(index, policy, base),
         *(_counter(count, policy) for count in counts(index) if _is_wanted(count, policy)),
         *noise,
         *_metrics(index, policy, noise),
-        *floor_findings(index, policy.floors, _machine(data)),
+        *_untold(index, policy),
+        *floor_findings(index, policy.floors, _machine(data), noisy_groups(noise)),
     )
     return Judgement(
         run=data.run,
@@ -80,29 +81,55 @@ def _coverage(index: RunIndex, policy: Policy, base: str) -> Iterator[Finding]:
     heads = [place for place in index.places() if not side_of(place.cell)]
     if not any(True for place in heads for _ in index.measured(index.trials(place, "done"))):
         yield _gap("requests", "no measured request of this checkout is stored")
+    if index.data.run.status != "finished":
+        yield _gap("run", f"the run is {index.data.run.status}, not finished; go on with --resume")
     if not base:
         if policy.require_base:
             yield _gap("base", "the policy requires a base; run fm gate --base REF")
         return
     twins = list(pairs(index))
-    compared = [pair for pair in twins if shared(index, *pair)[0]]
-    if not compared:
-        yield _gap("base", "no cell ran on both sides, so nothing was compared")
+    yield from _uncompared_groups(index, twins)
     for place, twin in twins:
-        if (place, twin) not in compared and not index.is_skipped(place):
-            reason = next((trial.reason for trial in index.trials(twin) if trial.reason), "")
-            yield Finding(
-                kind="coverage",
-                name="compared",
-                place=place,
-                status="incomplete",
-                is_hard=False,
-                detail=f"not compared with the base: {reason or 'it has not run'}",
-            )
+        if not shared(index, place, twin)[0]:
+            yield from _uncompared(index, place, twin)
 
 
-def _gap(name: str, detail: str) -> Finding:
-    return Finding(kind="coverage", name=name, place=NOWHERE, status="incomplete", detail=detail)
+def _uncompared_groups(index: RunIndex, twins: Sequence[tuple[Place, Place]]) -> Iterator[Finding]:
+    """Yield each model and workload of which not one cell was compared."""
+    seen: dict[Place, bool] = {}
+    for place, twin in twins:
+        group = place.other("")
+        seen[group] = seen.get(group, False) or bool(shared(index, place, twin)[0])
+    detail = "no cell ran on both sides, so nothing was compared"
+    if not seen:
+        yield _gap("base", detail)
+    for group, is_compared in seen.items():
+        if not is_compared:
+            yield _gap("base", detail, group)
+
+
+def _uncompared(index: RunIndex, place: Place, twin: Place) -> Iterator[Finding]:
+    """Yield why a cell was not compared: one that the base cannot run is new, and only told."""
+    is_gone, is_new = index.is_skipped(place), index.is_skipped(twin)
+    if is_gone and is_new:
+        return
+    silent = place if is_gone else twin
+    reason = next((trial.reason for trial in index.trials(silent) if trial.reason), "")
+    what = (
+        "the base runs it and this checkout does not" if is_gone else "not compared with the base"
+    )
+    yield Finding(
+        kind="coverage",
+        name="compared",
+        place=place,
+        status="incomplete",
+        is_hard=not is_new,
+        detail=f"{what}: {reason or 'it has not run'}",
+    )
+
+
+def _gap(name: str, detail: str, place: Place = NOWHERE) -> Finding:
+    return Finding(kind="coverage", name=name, place=place, status="incomplete", detail=detail)
 
 
 # -- what is counted -------------------------------------------------------------------------------
@@ -148,8 +175,12 @@ def _number(value: int | None) -> str:
 # -- what is measured ------------------------------------------------------------------------------
 
 
-def _noise(index: RunIndex) -> Iterator[Finding]:
-    """Yield for each baseline that was measured twice whether it equals its repeat."""
+def _noise(index: RunIndex, policy: Policy) -> Iterator[Finding]:
+    """Yield for each baseline that was measured twice whether it equals its repeat.
+
+    It takes verdicts on times, and decides where one of these does.
+    """
+    decides = _times_decide(policy)
     repeats = [
         (place, place.other(baseline))
         for place in index.places()
@@ -159,17 +190,50 @@ def _noise(index: RunIndex) -> Iterator[Finding]:
         one, other = (by_block(index, item, METRICS["tok_s"]) for item in (repeat, place))
         logs = log_ratios(one, other)
         noisy = is_noisy(logs, error=NOISE_ERROR / len(repeats), tolerance=TOLERANCE)
+        noisy = noisy or len(logs) < MIN_BLOCKS_VERDICT <= index.data.run.blocks
         ratio = math.exp(math.fsum(logs) / len(logs)) if logs else None
         yield Finding(
             kind="noise",
             name="baseline",
             place=place,
             status="inconclusive" if noisy else "pass",
-            is_hard=noisy,
+            is_hard=noisy and decides,
             detail=f"{place.cell} against its own repeat: "
             + ("not measured" if ratio is None else f"{ratio:.3f} in {len(logs)} blocks"),
             n=len(logs),
         )
+
+
+def _times_decide(policy: Policy) -> bool:
+    """Return whether a verdict on times can change the exit."""
+    metrics = any(
+        rule.mode == "hard" and METRICS[name].is_timing for name, rule in policy.metrics.items()
+    )
+    return metrics or any(floor.mode == "hard" for floor in policy.floors)
+
+
+def noisy_groups(noise: Sequence[Finding]) -> frozenset[Place]:
+    """Return the models and workloads whose times deserve no verdict."""
+    return frozenset(item.place.other("") for item in noise if item.status != "pass")
+
+
+def _untold(index: RunIndex, policy: Policy) -> Iterator[Finding]:
+    """Yield each metric of a compared cell that one side tells and the other does not."""
+    for name, rule in policy.metrics.items():
+        for place, twin in pairs(index) if rule.mode != "off" else ():
+            head, base = (by_block(index, item, METRICS[name]) for item in (place, twin))
+            if not shared(index, place, twin)[0] or head.keys() & base.keys():
+                continue
+            if head or base:
+                who = "this checkout tells it no more" if base else "the base does not tell it"
+                yield Finding(
+                    kind="metric",
+                    name=name,
+                    place=place,
+                    status="incomplete",
+                    is_hard=rule.mode == "hard" and bool(base),
+                    detail=f"{METRICS[name].what}: {who}",
+                )
 
 
 def _metrics(index: RunIndex, policy: Policy, noise: Sequence[Finding]) -> Iterator[Finding]:
@@ -183,14 +247,26 @@ def _metrics(index: RunIndex, policy: Policy, noise: Sequence[Finding]) -> Itera
                 families.setdefault(name, []).append(gains)
                 places.setdefault(name, []).append(place)
     machine = _machine(index.data)
-    noisy = {(item.place.model, item.place.workload) for item in noise if item.status != "pass"}
+    noisy = noisy_groups(noise)
     for name, effects in judge_family(families, policy.family_error).items():
         for place, effect in zip(
             [*places[name], *_whole(effects, places[name])], effects, strict=True
         ):
-            group = (place.model, place.workload)
-            is_noisy_here = bool(noisy) and (place.cell == ALL_CELLS or group in noisy)
-            yield _metric(name, policy.metrics[name], place, effect, machine, is_noisy_here)
+            doubt = _doubt(index, place, noisy)
+            yield _metric(name, policy.metrics[name], place, effect, machine, doubt)
+
+
+def _doubt(index: RunIndex, place: Place, noisy: frozenset[Place]) -> str:
+    """Return why the times of a comparison deserve no verdict, on whichever machine; "" if none."""
+    if noisy and (place.cell == ALL_CELLS or place.other("") in noisy):
+        return NOISY
+    if place.cell == ALL_CELLS:
+        return ""
+    for side in (place, place.other(on_side(place.cell, BASE))):
+        cached = sum(row.cached_tokens or 0 for row in index.measured(index.trials(side, "done")))
+        if cached and not keeps_prefixes(index.cell(side)):
+            return f"{side.cell}: {cached} prompt tokens came from a cache"
+    return ""
 
 
 def _whole(effects: Sequence[Effect], places: Sequence[Place]) -> list[Place]:
@@ -207,9 +283,19 @@ def _gains(index: RunIndex, place: Place, twin: Place, name: str, rule: MetricRu
         return None
     usual = percentile([base[block] for block in blocks], 50) or 1.0
     delta = max(rule.delta, rule.ignore_below / usual)
-    logs = log_ratios(head, base) if metric.is_better_high else log_ratios(base, head)
+    better, worse = (head, base) if metric.is_better_high else (base, head)
+    gains = {
+        block: gain
+        for block in blocks
+        for gain in log_ratios({block: better[block]}, {block: worse[block]})
+    }
     limit = math.log1p(-min(delta, 0.999)) if metric.is_better_high else -math.log1p(delta)
-    return Gains(values=logs, limit=limit, is_better_high=metric.is_better_high)
+    return Gains(
+        values=tuple(gains.values()),
+        limit=limit,
+        is_better_high=metric.is_better_high,
+        trials=tuple((place, block) for block in gains),
+    )
 
 
 def _metric(
@@ -218,7 +304,7 @@ def _metric(
     place: Place,
     effect: Effect,
     machine: Sequence[str],
-    is_noisy_here: bool,
+    doubt: str,
 ) -> Finding:
     """Return the finding of one comparison; the times of an unfit machine get no verdict."""
     is_hard = rule.mode == "hard"
@@ -236,10 +322,7 @@ def _metric(
         return finding
     if machine and is_hard:
         return replace(finding, status="refused", detail=machine[0])
-    if is_noisy_here:
-        detail = "the baseline differs from its own repeat"
-        return replace(finding, status="inconclusive", detail=detail)
-    return finding
+    return replace(finding, status="inconclusive", detail=doubt) if doubt else finding
 
 
 def _machine(data: RunData) -> tuple[str, ...]:

@@ -17,6 +17,8 @@ Status = Literal["pass", "fail", "inconclusive", "incomplete", "refused"]
 NOWHERE = Place("", "", "")
 """Of a finding about the whole run."""
 
+NOISY = "the baseline differs from its own repeat, or was not repeated often enough"
+
 CODES: dict[Status, int] = {
     "pass": exit_codes.PASS,
     "fail": exit_codes.REGRESSION,

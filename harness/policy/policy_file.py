@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from engine.config import check_settings, setting
-from engine.errors import SettingError, UnknownNameError
+from engine.errors import FmError, SettingError, UnknownNameError
 from harness import gates
+from harness.cell_name import parse_cell_name
 from harness.policy.counters import COUNTERS
 from harness.policy.measures import METRICS
 from harness.resources import policies_dir
@@ -51,7 +52,7 @@ class Floor:
         model, workload: "" for all.
     """
 
-    cell: str = setting("", "canonical name")
+    cell: str = setting("", "name")
     metric: str = setting("ratio", "what has to be reached", choices=FLOOR_METRICS)
     at_least: float = setting(1.0, "the least that is allowed", low=0, high=1e9)
     model: str = setting("", "name, empty for every model")
@@ -161,7 +162,7 @@ class _File:
             floor = _checked(Floor, table, ("floor",))
             if not floor.cell:
                 raise _PlacedError("a floor names no cell; add e.g. cell = 'serial'", ("floor",))
-            floors.append(floor)
+            floors.append(replace(floor, cell=_canonical(floor.cell)))
         return tuple(floors)
 
 
@@ -171,6 +172,14 @@ class _PlacedError(SettingError):
     def __init__(self, message: str, keys: Sequence[str]) -> None:
         super().__init__(message)
         self.keys = tuple(keys)
+
+
+def _canonical(name: str) -> str:
+    """Return a cell's name as runs keep it: a floor that no cell can meet with is a slip."""
+    try:
+        return str(parse_cell_name(name))
+    except FmError as error:
+        raise _PlacedError(str(error), ("floor", "cell")) from None
 
 
 def _read(path: Path) -> _File:

@@ -11,6 +11,7 @@ from harness.policy.judge import decisive
 from harness.policy.judgement import Finding, Judgement
 from harness.report.gfm import bullets, code_block, escape, table
 from harness.report.numbers import DASH, change, counted, fixed, percent
+from harness.report.visible import one_line
 
 HEADINGS = {
     "fail": "Failed",
@@ -39,9 +40,9 @@ def to_markdown(judgement: Judgement) -> str:
 
 def to_lines(judgement: Judgement) -> Iterator[str]:
     """Yield what a terminal shows: the verdict, and each finding that decides and did not pass."""
-    yield from judgement.notes
+    yield from map(one_line, judgement.notes)
     for status, findings in decisive(judgement).items():
-        yield from (f"{status}: {line}" for line in _gathered(findings))
+        yield from (one_line(f"{status}: {line}") for line in _gathered(findings))
     hard = [item for item in judgement.findings if item.is_hard]
     passed = sum(item.status == "pass" for item in hard)
     told = len(judgement.findings) - len(hard)

@@ -16,6 +16,7 @@ import pytest
 from harness import exit_codes
 from harness.base.faults import FAULTS, UNCHANGED, Copy
 from harness.cli import main
+from harness.machine import git_state
 from harness.store import EvalStore
 from tests.harness.store.sample_run import EXTRACT, Sample, reply
 
@@ -24,7 +25,7 @@ TIMEOUT_S = 600
 
 def stored(folder: Path, conformance: str = "ok") -> None:
     """Store a small run whose documents are as they are told."""
-    sample = Sample()
+    sample = Sample(run={"status": "finished"})
     for block in range(3):
         sample.add("serial", block, workload=EXTRACT)
         replies = [reply(conformance=conformance)]
@@ -64,6 +65,32 @@ def test_a_document_that_does_not_conform_exits_3(
     code, out, _ = called(capfd, "latest", "--db", "fm.db")
     assert code == exit_codes.CORRECTNESS
     assert "fail: conformance on tiny json-extract serial+grammar" in out
+
+
+def test_a_verdict_comes_out_also_where_nobody_reads_what_is_said(tmp_path: Path) -> None:
+    """`fm gate | head` under pipefail must not be a pass."""
+    stored(tmp_path, conformance="not-json")
+    command = (sys.executable, "-P", "-m", "harness.cli", "gate", "--db", "fm.db")
+    child = subprocess.Popen(
+        [*command, "--json", "g.json"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdout is not None
+    child.stdout.close()
+    assert child.stderr is not None
+    assert child.stderr.read() == b""
+    child.stderr.close()
+    assert child.wait(TIMEOUT_S) == exit_codes.CORRECTNESS
+    assert json.loads((tmp_path / "g.json").read_text())["exit_code"] == exit_codes.CORRECTNESS
+
+
+def test_a_gate_that_comes_to_nothing_leaves_no_file_of_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "j.xml").write_text("green")
+    code, _, _ = called(capfd, "--base", "nonesuch", "--junit", "j.xml")
+    assert code == exit_codes.USAGE
+    assert not (tmp_path / "j.xml").exists()
 
 
 @pytest.mark.parametrize(
@@ -138,6 +165,22 @@ def test_a_run_with_a_base_is_gone_on_with_by_gate_alone(
     code, _, err = called(capfd, "--resume", "latest", "--db", "fm.db")
     assert code == exit_codes.USAGE
     assert f"began at {'a' * 12} and the checkout is at " in err
+
+
+def test_a_run_with_a_base_is_not_gone_on_with_other_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The same commit, but with changes then that are not there now, or the other way round."""
+    monkeypatch.chdir(tmp_path)
+    now = git_state()
+    run = {"settings": {**SETTINGS, "base": "b" * 40}, "git_sha": now.sha}
+    sample = Sample(run={**run, "git_dirty": not now.is_dirty})
+    sample.add("serial")
+    with EvalStore.open(tmp_path / "fm.db") as store:
+        sample.store_in(store)
+    code, _, err = called(capfd, "--resume", "latest", "--db", "fm.db")
+    assert code == exit_codes.USAGE
+    assert "bring the code back to what it was" in err
 
 
 # -- two sides, in a copy of this checkout ---------------------------------------------------------

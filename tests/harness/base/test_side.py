@@ -150,6 +150,20 @@ def test_errors_of_a_side_keep_what_a_run_treats_them_as(
     other.close()
 
 
+def test_what_is_importable_here_is_importable_on_a_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packages may come from PYTHONPATH; the checkout goes before them."""
+    extra = tmp_path / "extra"
+    (extra / "harness").mkdir(parents=True)
+    (extra / "harness" / "__init__.py").write_text("raise RuntimeError('the wrong one')")
+    (extra / "only_here.py").write_text("WORD = 'found'")
+    monkeypatch.setenv("PYTHONPATH", str(extra))
+    other = stub(tmp_path / "checkout", "import only_here; raise RuntimeError(only_here.WORD)")
+    with pytest.raises(SideError, match="RuntimeError: found"):
+        other.open("tiny-thinking")
+
+
 def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
     other = stub(tmp_path, "raise RuntimeError('no luck')")
     with pytest.raises(SideError, match="base side ended: RuntimeError: no luck"):

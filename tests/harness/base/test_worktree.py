@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,16 +114,76 @@ def test_an_installed_fm_has_nothing_to_compare_with(monkeypatch: pytest.MonkeyP
         own_checkout()
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next_one(
+HOLD = """
+import sys, time
+from pathlib import Path
+from harness.base.worktree import checked_out
+with checked_out(Path(sys.argv[1]), sys.argv[2]) as base:
+    print(base.root, flush=True)
+    time.sleep(600)
+"""
+
+
+def holding(root: Path, sha: str) -> tuple[subprocess.Popen[str], Path]:
+    """Return a process that uses a checkout, and where that is."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(root), sha], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    return child, Path(child.stdout.readline().strip())
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_one_and_nothing_else(
+    repository: Path,
+) -> None:
+    """The next one may have the same id, as in a container: ids tell nothing."""
+    sha = commit_of(repository, "main")
+    gone, left_behind = holding(repository, sha)
+    gone.kill()
+    gone.communicate()
+    live, in_use = holding(repository, sha)
+    try:
+        assert in_use.is_dir()
+        assert not left_behind.parent.exists()
+        with checked_out(repository, sha):
+            assert in_use.is_dir()
+    finally:
+        live.kill()
+        live.communicate()
+    with checked_out(repository, sha):
+        assert not in_use.parent.exists()
+    assert len(left(repository)) == 1
+
+
+def test_a_checkout_that_was_killed_while_git_made_it_goes_away(
     repository: Path, tmp_path: Path
 ) -> None:
+    """Git keeps it locked until it is whole."""
     sha = commit_of(repository, "main")
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    gone, live = (tmp_path / f"{PREFIX}{pid}-abc" / sha[:12] for pid in (dead.pid, os.getpid()))
-    for tree in (gone, live):
-        git(repository, "worktree", "add", "--detach", str(tree), sha)
+    tree = tmp_path / f"{PREFIX}abc" / sha[:12]
+    git(repository, "worktree", "add", "--lock", "--detach", str(tree), sha)
     with checked_out(repository, sha):
-        assert not gone.parent.exists()
-        assert live.exists()
-    assert len(left(repository)) == 2
+        assert not tree.parent.exists()
+    assert len(left(repository)) == 1
+
+
+def test_a_checkout_whose_folder_is_gone_is_forgotten(repository: Path, tmp_path: Path) -> None:
+    sha = commit_of(repository, "main")
+    tree = tmp_path / f"{PREFIX}abc" / sha[:12]
+    git(repository, "worktree", "add", "--lock", "--detach", str(tree), sha)
+    shutil.rmtree(tree.parent)
+    with checked_out(repository, sha):
+        pass
+    assert len(left(repository)) == 1
+
+
+def test_who_stands_in_another_checkout_of_fm_is_told(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One environment serves many checkouts: the wrong one would be measured, and be green."""
+    monkeypatch.chdir(repository / CHILD.parent)
+    with pytest.raises(SettingError, match="start the fm of the first one") as error:
+        own_checkout()
+    assert str(repository) in str(error.value)
+    monkeypatch.chdir(repository.parent)
+    assert own_checkout().root == Path(__file__).parents[3]

@@ -28,6 +28,11 @@ CELLS_MEASURED = (
 )
 
 
+def alone() -> Sample:
+    """Return an empty run that was compared with nothing."""
+    return Sample(run={"status": "finished"})
+
+
 def compared(**run: Any) -> Sample:
     """Return an empty run that was compared with a base."""
     fixed = {"drafter": "ngram", "num_draft_tokens": 4, "draft_budgets": "fixed"}
@@ -50,7 +55,12 @@ def compared(**run: Any) -> Sample:
         for row in own
     ]
     known = {**CELLS, **{row.name: row for row in (*own, *twins)}}
-    settings = {"settings": {"base": BASE_SHA}, "git_sha": "a" * 40, "blocks": BLOCKS}
+    settings = {
+        "settings": {"base": BASE_SHA},
+        "git_sha": "a" * 40,
+        "blocks": BLOCKS,
+        "status": "finished",
+    }
     return Sample(run={**settings, **run}, cells=known)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -66,6 +67,19 @@ def test_one_cell_is_judged_by_all_arrangements_of_its_blocks() -> None:
     effect = only([-0.08, -0.07, -0.09, -0.08, -0.075, -0.085, -0.08])
     assert effect.status == "fail"
     assert effect.p == pytest.approx(1 / 128, abs=0.003)
+
+
+def test_metrics_of_the_same_trials_change_places_together() -> None:
+    """What two metrics show alike is one piece of evidence, neither two chances nor two doubts."""
+    rows = np.random.default_rng(8).normal(-0.02, 0.05, size=(6, 7))
+    gains = [
+        replace(cell, trials=tuple((place, block) for block in range(7)))
+        for place, cell in enumerate(cells(rows))
+    ]
+    alone = judge({"tok_s": gains}, 0.05)["tok_s"]
+    twice = judge({"tok_s": gains, "ttft_ms": gains}, 0.05)
+    for effects in twice.values():
+        assert [effect.p for effect in effects] == [effect.p for effect in alone]
 
 
 def test_an_outlier_makes_no_drop_and_hides_little_of_one() -> None:

@@ -9,11 +9,13 @@ from xml.etree import ElementTree
 
 import pytest
 
+from engine.errors import SettingError
 from harness.policy.files import Files
 from harness.policy.json_form import to_json
 from harness.policy.judgement import Judgement
 from harness.policy.junit import to_junit
 from harness.policy.summary import to_lines, to_markdown
+from harness.report import ReportError
 from tests.harness.policy.gate_runs import both, compared, judged
 from tests.harness.store.sample_run import EXTRACT, Sample, reply
 
@@ -112,6 +114,13 @@ def test_lines_for_a_terminal_end_with_the_verdict(mixed: Judgement) -> None:
     )
 
 
+def test_text_of_models_does_nothing_to_a_terminal(mixed: Judgement) -> None:
+    """One line a finding, whatever a document holds: no escape sequences, no turned direction."""
+    (line,) = [line for line in to_lines(mixed) if line.startswith("fail: conformance")]
+    assert not {"\x1b", "\x00", "\n", "\t", "\u202e"} & set(line)
+    assert "back line" in line
+
+
 def test_what_a_busy_machine_refuses_is_one_line_however_many_cells(tmp_path: Path) -> None:
     sample = both(compared(machine_refusals=("load is 9.0 on 2 cores",)))
     both(sample, "serial+spec@draft_budgets=fixed")
@@ -137,3 +146,28 @@ def test_files_are_written_where_they_are_wanted(mixed: Judgement, tmp_path: Pat
     assert len(list(files.write(mixed))) == 2
     assert (tmp_path / "a" / "j.xml").read_text() == to_junit(mixed)
     assert (tmp_path / "s.md").read_text() == to_markdown(mixed)
+
+
+def test_files_of_an_earlier_gate_do_not_stand_for_this_one(
+    mixed: Judgement, tmp_path: Path
+) -> None:
+    files = Files(junit=tmp_path / "j.xml", summary=tmp_path / "s.md", json=tmp_path / "g.json")
+    list(files.write(mixed))
+    files.clear()
+    files.clear()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_written_is_told_and_the_others_are_written(
+    mixed: Judgement, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    files = Files(junit=tmp_path / "file" / "j.xml", summary=tmp_path / "s.md", json=None)
+    told = list(files.write(mixed))
+    assert isinstance(told[0], ReportError)
+    assert (tmp_path / "s.md").is_file()
+
+
+def test_a_folder_in_the_place_of_a_file_is_found_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="name a file with --summary"):
+        Files(junit=None, summary=tmp_path, json=None).check()

@@ -11,8 +11,17 @@ from harness import exit_codes
 from harness.policy.judge import ALL_CELLS
 from harness.policy.policy_file import Floor, MetricRule, Policy, load_policy
 from harness.report import build_report
-from tests.harness.policy.gate_runs import BASE_SHA, both, compared, drafting, failed, found, judged
-from tests.harness.store.sample_run import EXTRACT, Sample, reply
+from tests.harness.policy.gate_runs import (
+    BASE_SHA,
+    alone,
+    both,
+    compared,
+    drafting,
+    failed,
+    found,
+    judged,
+)
+from tests.harness.store.sample_run import EXTRACT, reply
 
 JITTER = (1.0, 1.004, 0.997, 1.002, 0.999, 1.001, 0.998)
 
@@ -236,7 +245,7 @@ def test_a_cell_that_the_base_cannot_run_is_told(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_base_is_judged_by_its_gates_unless_one_is_required(tmp_path: Path) -> None:
-    sample = Sample()
+    sample = alone()
     sample.add("serial")
     assert judged(sample, tmp_path / "a").exit_code == exit_codes.PASS
     assert judged(sample, tmp_path / "b", "shared-runner").exit_code == exit_codes.INCOMPLETE
@@ -244,7 +253,7 @@ def test_a_run_without_a_base_is_judged_by_its_gates_unless_one_is_required(tmp_
 
 def test_a_gate_that_is_required_and_absent_is_incomplete(tmp_path: Path) -> None:
     policy = replace(load_policy(), required=("conformance",))
-    sample = Sample()
+    sample = alone()
     sample.add("serial")
     judgement = judged(sample, tmp_path, policy)
     assert found(judgement, "coverage", "conformance").status == "incomplete"
@@ -252,7 +261,7 @@ def test_a_gate_that_is_required_and_absent_is_incomplete(tmp_path: Path) -> Non
 
 
 def test_a_run_of_nothing_is_incomplete(tmp_path: Path) -> None:
-    sample = Sample()
+    sample = alone()
     sample.plan("serial", status="skipped", reason="no model")
     assert judged(sample, tmp_path).exit_code == exit_codes.INCOMPLETE
 
@@ -302,7 +311,7 @@ def with_floor(**values: object) -> Policy:
 def test_a_ratio_in_the_run_itself_is_held_to_a_floor(
     tmp_path: Path, least: float, code: int
 ) -> None:
-    sample = Sample()
+    sample = alone()
     for block in range(7):
         sample.add("serial", block, tok_s=20.0)
         sample.add("serial+spec", block, tok_s=30.0 * JITTER[block])
@@ -313,7 +322,7 @@ def test_a_ratio_in_the_run_itself_is_held_to_a_floor(
 
 
 def test_a_floor_that_no_cell_meets_with_is_incomplete(tmp_path: Path) -> None:
-    sample = Sample()
+    sample = alone()
     sample.add("serial")
     policy = with_floor(cell="batch4", metric="tok_s", at_least=1)
     assert judged(sample, tmp_path, policy).exit_code == exit_codes.INCOMPLETE

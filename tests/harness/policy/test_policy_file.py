@@ -29,11 +29,11 @@ def test_the_default_names_every_metric_and_counter_with_the_deltas_of_the_metho
     assert policy.required == ("completeness",)
 
 
-def test_on_a_shared_runner_no_time_decides_and_every_count_does() -> None:
+def test_on_a_shared_runner_no_size_decides_and_every_count_does() -> None:
+    """The peak of memory is no count: runs of one build differ by several percent in it."""
     policy = load_policy("shared-runner")
     assert policy.require_base
-    for name, rule in policy.metrics.items():
-        assert rule.mode == ("advisory" if METRICS[name].is_timing else "hard")
+    assert {rule.mode for rule in policy.metrics.values()} == {"advisory"}
     assert {name: rule.mode for name, rule in policy.counters.items()} == {
         name: rule.mode for name, rule in load_policy().counters.items()
     }
