@@ -130,7 +130,20 @@ def finished_trials(
 
 
 def choices_of(run: RunRow) -> Choices:
-    """Return the choices a stored run was started with."""
+    """Return the choices a stored run was started with.
+
+    Raises:
+        SettingError: it was stored by hand, or by an fm that kept other ones.
+    """
+    try:
+        return _choices_from(run)
+    except (KeyError, TypeError) as error:
+        raise SettingError(
+            f"run {run.run_id} does not say what was chosen for it ({error}); start a new run"
+        ) from error
+
+
+def _choices_from(run: RunRow) -> Choices:
     chosen = run.settings
     return Choices(
         cells=tuple(chosen["cells"]),

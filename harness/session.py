@@ -25,7 +25,7 @@ from harness.conditions.verdict import preflight_reasons
 from harness.conditions.watch import Watch
 from harness.drafters import draft_model_of
 from harness.interrupts import interruptible, last_words, uninterrupted
-from harness.machine import blas_problem, git_state, read_machine, whereabouts
+from harness.machine import blas_problem, code_of, git_state, read_machine, whereabouts
 from harness.matrix import Matrix, plan_matrix, skip_model, skip_pair
 from harness.partings import Finished
 from harness.planned import (
@@ -266,7 +266,9 @@ class Session:
         finally:
             self.target.close()
         with uninterrupted():
-            save = store.record_conditions(watch.close())
+            *kept, last = watch.close()
+            last = replace(last, standing={**last.standing, **code_of(git_state())})
+            save = store.record_conditions([*kept, last])
         if not save.saved and outcome.ending == "finished":
             return Outcome("spooled", save)
         return outcome

@@ -155,8 +155,8 @@ class Connection:
         applied = {row["name"] for row in known}
         if names and not applied:
             raise StoreError(
-                f"{self.path} is a database of another program (it has {names[0]!r}); choose "
-                "another file with --db"
+                f"{self.path} is a database of another program (it has {names[0]!r}); name "
+                "another file"
             )
         if not applied <= set(MIGRATIONS):
             raise StoreError(f"{self.path} was written by a newer fm; update fm, or use --db")

@@ -306,8 +306,11 @@ class EvalStore:
         with tempfile.TemporaryDirectory(prefix="fm-merge-") as folder:
             copy = Path(folder) / "fm.db"
             snapshot(path, copy)
-            # Opened once to bring it to the present schema.
-            Connection(copy, lock_wait_s=1.0).close()
+            try:
+                # Opened once to bring it to the present schema.
+                Connection(copy, lock_wait_s=1.0).close()
+            except StoreError as error:
+                raise StoreError(str(error).replace(str(copy), str(path))) from error
             return self._connection.write_attached(copy, merge.take_in)
 
     def integrity_problems(self) -> tuple[str, ...]:
