@@ -102,7 +102,7 @@ class EngineConfig:
 
     max_rows: int = setting(1, "rows decoded together; 1 is the serial lane", low=1, high=128)
     drafter: str = setting(
-        "ngram", "draft source: ngram or two_model; a draft model means two_model"
+        "ngram", "draft source; a draft model means two_model", choices=("ngram", "two_model")
     )
     draft_model: str | None = setting(None, "model a two_model drafter loads")
     num_draft_tokens: int = setting(

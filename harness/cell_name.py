@@ -145,11 +145,8 @@ def parse_cell_name(text: str) -> CellName:
     """Read a cell name; SettingError or UnknownNameError says in one line what is wrong with it."""
     if "://" in text:
         check_url(text, "a cell")
-    body, at, rest = text.strip().partition("@")
-    parts = rest.split("@")
-    variant = "@".join(part for part in parts if "=" not in part)
-    if at and (variant or "=" not in rest) and not _VARIANT.fullmatch(variant):
-        raise SettingError(f"cell {text!r} has no usable word after '@'; write e.g. '@routed'")
+    body, *parts = text.strip().split("@")
+    variant = _variant(text, [part for part in parts if "=" not in part])
     words = [word.strip() for word in body.split("+")]
     if not all(words):
         raise SettingError(f"cell {text!r} has an empty part; join words with single '+' signs")
@@ -198,6 +195,14 @@ def known_words() -> tuple[str, ...]:
     """Return every word that a cell name can hold in this version."""
     features = [word for word in FEATURES if word != "fill"]
     return ("serial", f"batchN (N 1-{MAX_BATCH_ROWS})", *features, PEER)
+
+
+def _variant(text: str, words: list[str]) -> str:
+    if len(words) > 1:
+        raise SettingError(f"cell {text!r} has the variants {' and '.join(words)}; name one")
+    if words and not _VARIANT.fullmatch(words[0]):
+        raise SettingError(f"cell {text!r} has no usable word after '@'; write e.g. '@routed'")
+    return "".join(words)
 
 
 def _settings(text: str, parts: list[str]) -> Settings:

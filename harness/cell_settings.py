@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from decimal import Decimal
 from itertools import product
 from typing import Any
 
@@ -67,7 +68,9 @@ def spelled(name: str, value: object) -> str:
     parsed = parsed_value(name, value)
     if isinstance(parsed, bool):
         return str(parsed).lower()
-    return repr(parsed).removesuffix(".0") if isinstance(parsed, float) else str(parsed)
+    if isinstance(parsed, float):
+        return f"{Decimal(repr(parsed)):f}".removesuffix(".0")
+    return str(parsed)
 
 
 def parsed_value(name: str, value: object) -> Any:

@@ -86,8 +86,8 @@ class Choices:
                 f"tag is {self.tag[:80]!r}; it must be one line of {MAX_TAG} characters at most"
             )
         for what, names in (("model", self.models), ("workload", self.workloads)):
-            if not names:
-                raise SettingError(f"no {what} is named; give at least one")
+            if not all(names) or not names:
+                raise SettingError(f"no {what} is named in {','.join(names)!r}; give at least one")
 
     @property
     def is_remote(self) -> bool:

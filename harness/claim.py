@@ -39,8 +39,9 @@ def claimed(database: Path, run_id: str) -> Iterator[None]:
 
 
 def lock_file(database: Path) -> Path:
-    """Return the file whose bytes stand for the runs of a database."""
-    return database.with_name(f"{database.name}-runs.lock")
+    """Return the file whose bytes stand for the runs of a database, by whatever name it goes."""
+    file = database.resolve()
+    return file.with_name(f"{file.name}-runs.lock")
 
 
 def _lock(file: int, run_id: str) -> None:

@@ -5,6 +5,7 @@ What a command needs is imported when it runs, so that `fm --help` is quick.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -52,6 +53,9 @@ COMMANDS: tuple[click.Command, ...] = (
 JUDGING = ("gate", "run")
 """Commands whose exit code is a verdict; one cut short, since nobody reads on, has none."""
 
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What writing to a redirected standard output may end with; files of ours say so themselves."""
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(package_name="feature-matrix", prog_name="fm")
@@ -88,10 +92,20 @@ def _run_command(arguments: Sequence[str] | None) -> int:
         return exit_codes.INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has stopped; Python must not complain about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         words = sys.argv[1:] if arguments is None else arguments
         return exit_codes.INTERRUPTED if {*words[:1]} & {*JUDGING} else exit_codes.PASS
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        _drop_output()
+        click.echo(f"fm: the output cannot be written ({error.strerror}); free space", err=True)
+        return exit_codes.INCOMPLETE
     return int(code or exit_codes.PASS)
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str) -> int:

@@ -126,10 +126,15 @@ def machine_id(environment: Mapping[str, Any]) -> str:
 
 
 def whereabouts(target: str) -> dict[str, str]:
-    """Return which machine and which commit of fm run trials now: a run that goes on may change."""
+    """Return which machine and which code of fm run trials now: a run that goes on may change."""
     here = {**read_machine().as_dict(), "target": target}
-    sha = git_state().sha
-    return {"machine": machine_id(here), **({"commit": sha} if sha else {})}
+    return {"machine": machine_id(here), **code_of(git_state())}
+
+
+def code_of(git: GitState) -> dict[str, str]:
+    """Return which code of fm runs trials, empty outside a checkout of it."""
+    changes = " with uncommitted changes" if git.is_dirty else ""
+    return {"commit": f"{git.sha}{changes}"} if git.sha else {}
 
 
 def machine_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:

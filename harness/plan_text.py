@@ -10,6 +10,7 @@ from engine.models.registry import ModelRow
 from harness.columns import Rows, aligned
 from harness.forecast import STATED_STEPS_PER_S, Forecast, PairForecast, Source
 from harness.progress import duration
+from harness.store.codec import clean
 
 HEADINGS = ("model", "workload", "cell", "kind", "against", "tokens", "time", "known by")
 
@@ -57,7 +58,7 @@ def plan_json(plan: Forecast) -> str:
         "stated_steps_per_s": STATED_STEPS_PER_S,
         "pairs": [_pair_object(item) for item in plan.pairs],
     }
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(clean(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _time(plan: Forecast) -> str:

@@ -8,7 +8,14 @@ from dataclasses import asdict
 from engine.errors import SettingError
 from harness.cell import Cell
 from harness.choices import Choices
-from harness.matrix import Matrix, Pair, PlannedTrial, identity_reference, ratio_baseline
+from harness.matrix import (
+    Matrix,
+    Pair,
+    PlannedTrial,
+    identity_reference,
+    ratio_baseline,
+    skip_model,
+)
 from harness.partings import Finished
 from harness.run import Planned
 from harness.store import (
@@ -90,6 +97,20 @@ def pending_trials(matrix: Matrix, data: RunData, models: Mapping[str, ModelRow]
     ]
 
 
+def skipping_as_planned(matrix: Matrix, data: RunData) -> Matrix:
+    """Return the matrix without the models that a stored run could not get when it began.
+
+    They may be within reach now; the run goes on as planned, and without them.
+    """
+    names = {row.key: row.name for row in data.models}
+    tried = {names[row.model] for row in data.trials if row.status != "skipped"}
+    reasons = {names[row.model]: row.reason for row in data.trials if row.status == "skipped"}
+    for model, reason in reasons.items():
+        if model not in tried:
+            matrix = skip_model(matrix, model, reason)
+    return matrix
+
+
 def finished_trials(
     matrix: Matrix, data: RunData, models: Mapping[str, ModelRow]
 ) -> list[Finished]:
@@ -109,7 +130,20 @@ def finished_trials(
 
 
 def choices_of(run: RunRow) -> Choices:
-    """Return the choices a stored run was started with."""
+    """Return the choices a stored run was started with.
+
+    Raises:
+        SettingError: it was stored by hand, or by an fm that kept other ones.
+    """
+    try:
+        return _choices_from(run)
+    except (KeyError, TypeError) as error:
+        raise SettingError(
+            f"run {run.run_id} does not say what was chosen for it ({error}); start a new run"
+        ) from error
+
+
+def _choices_from(run: RunRow) -> Choices:
     chosen = run.settings
     return Choices(
         cells=tuple(chosen["cells"]),

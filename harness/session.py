@@ -25,7 +25,7 @@ from harness.conditions.verdict import preflight_reasons
 from harness.conditions.watch import Watch
 from harness.drafters import draft_model_of
 from harness.interrupts import interruptible, last_words, uninterrupted
-from harness.machine import blas_problem, git_state, read_machine, whereabouts
+from harness.machine import blas_problem, code_of, git_state, read_machine, whereabouts
 from harness.matrix import Matrix, plan_matrix, skip_model, skip_pair
 from harness.partings import Finished
 from harness.planned import (
@@ -35,6 +35,7 @@ from harness.planned import (
     plan_trials,
     run_plan,
     settings_of,
+    skipping_as_planned,
 )
 from harness.progress import Fetching, Progress
 from harness.report import (
@@ -89,6 +90,8 @@ class Places:
         check_folder(self.reports, "--out")
         if self.json is not None:
             check_folder(self.json.absolute().parent, "--json")
+            if self.json.is_dir():
+                raise SettingError(f"--json names the folder {self.json}; name a file in it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,8 +171,10 @@ class Session:
             check_switches(run)
             choices = choices_of(run)
             with claimed(store.path, run.run_id), watch_of(choices.target) as watch:
-                matrix, models = self._prepared(matrix_of(choices))
-                pending_trials(matrix, store.load_run(run.run_id), models)
+                check_unfinished(store.find_run(run.run_id))
+                data = store.load_run(run.run_id)
+                matrix, models = self._prepared(skipping_as_planned(matrix_of(choices), data))
+                pending_trials(matrix, data, models)
                 watched = Watched(watch, watch.preflight())
                 store.resume_run(run.run_id)
                 data = store.load_run(run.run_id)
@@ -214,13 +219,16 @@ class Session:
     def _prepared(self, matrix: Matrix) -> tuple[Matrix, dict[str, ModelRow]]:
         """Fetch and open every model once; those that cannot be reached are skipped."""
         models: dict[str, ModelRow] = {}
+        running = {pair.model for pair in matrix.pairs if not pair.skip_reason}
         for model in dict.fromkeys(pair.model for pair in matrix.pairs):
+            models[model] = ModelRow(name=model, source=source_of(matrix, model))
+            if model not in running:
+                continue
             try:
                 self._fetch(matrix, model)
                 models[model] = self.target.open(model)
             except DownloadError as error:
                 matrix = skip_model(matrix, model, str(error))
-                models[model] = ModelRow(name=model, source=find_entry(model).source)
                 continue
             matrix = checked(matrix, model, self.target)
         return matrix, models
@@ -258,7 +266,9 @@ class Session:
         finally:
             self.target.close()
         with uninterrupted():
-            save = store.record_conditions(watch.close())
+            *kept, last = watch.close()
+            last = replace(last, standing={**last.standing, **code_of(git_state())})
+            save = store.record_conditions([*kept, last])
         if not save.saved and outcome.ending == "finished":
             return Outcome("spooled", save)
         return outcome
@@ -290,6 +300,11 @@ def matrix_of(choices: Choices) -> Matrix:
     for model in choices.models:
         find_entry(model)
     return plan_matrix(choices, cells, workloads, draft_model_of)
+
+
+def source_of(matrix: Matrix, model: str) -> str:
+    """Return where the weights of a model come from, "" where a server keeps them."""
+    return "" if matrix.choices.is_remote else find_entry(model).source
 
 
 def checked(matrix: Matrix, model: str, target: Target) -> Matrix:
@@ -355,6 +370,17 @@ def new_run(matrix: Matrix, before: ConditionRow, *, is_forced: bool = False) ->
     )
 
 
+def check_unfinished(run: RunRow) -> None:
+    """Raise SettingError for a run with nothing left to do: going on would only spoil its record.
+
+    One that finished incomplete may still have replies that wait to be judged.
+    """
+    if run.status == "finished" and run.exit_code != exit_codes.INCOMPLETE:
+        raise SettingError(
+            f"run {run.run_id} is finished; see it with: fm report {run.run_id}, or start a new run"
+        )
+
+
 def check_switches(run: RunRow) -> None:
     """Raise SettingError when other kill switches are off now than when the run began."""
     kept = run.environment.get("switches_off")
@@ -374,21 +400,24 @@ def check_switches(run: RunRow) -> None:
 
 def command_of(choices: Choices) -> str:
     """Return the command line that repeats a run, every choice spelled out."""
-    command = f"fm gate --base {choices.base}" if choices.base else "fm run"
-    parts = [
-        f"{command} --cells {','.join(choices.cells)} --models {','.join(choices.models)}",
-        f"--workloads {','.join(choices.workloads)} --preset {choices.preset}",
-    ]
-    overrides = {
+    values = {
+        "--base": choices.base or None,
+        "--cells": ",".join(choices.cells),
+        "--models": ",".join(choices.models),
+        "--workloads": ",".join(choices.workloads),
+        "--preset": choices.preset,
         "--target": None if choices.target == Choices().target else choices.target,
         "--blocks": choices.blocks,
         "--prompts": choices.prompts,
         "--max-tokens": choices.max_tokens,
         "--temperature": choices.temperature or None,
-        "--tag": shlex.quote(choices.tag) if choices.tag else None,
+        "--tag": choices.tag or None,
+        "--seed": choices.seed,
     }
-    parts += [f"{flag} {value}" for flag, value in overrides.items() if value is not None]
-    return " ".join([*parts, f"--seed {choices.seed}"])
+    words = ["fm", "gate" if choices.base else "run"]
+    for flag, value in values.items():
+        words += [] if value is None else [flag, str(value)]
+    return shlex.join(words)
 
 
 def conclude(store: EvalStore, run_id: str, outcome: Outcome, places: Places) -> Concluded:
@@ -404,9 +433,14 @@ def conclude(store: EvalStore, run_id: str, outcome: Outcome, places: Places) ->
     report = replace(report, exit_code=code)
     written = _written_reports(report, places)
     if any(isinstance(item, ReportError) for item in written):
-        code = max(code, exit_codes.INCOMPLETE) if code != exit_codes.CORRECTNESS else code
+        report = replace(report, exit_code=exit_codes.worst([code, exit_codes.INCOMPLETE]))
+    if places.json is not None:
+        # Last, since it tells programs how the process ends.
+        written.append(_written("json", places.json, to_json(report)))
+        if isinstance(written[-1], ReportError):
+            report = replace(report, exit_code=exit_codes.worst([code, exit_codes.INCOMPLETE]))
     notes = (*problems, f"database: {places.db}", *map(str, written))
-    return Concluded(run_id=run_id, exit_code=code, report=report, notes=notes)
+    return Concluded(run_id=run_id, exit_code=report.exit_code, report=report, notes=notes)
 
 
 def interrupted(store: EvalStore, run_id: str, places: Places) -> Concluded:
@@ -447,22 +481,20 @@ def _stored_verdict(store: EvalStore, run_id: str, *, is_unsaved: bool) -> list[
 
 
 def _written_reports(report: RunReport, places: Places) -> list[str | ReportError]:
-    """Write the dated reports, and the JSON where it is wanted; return a line for each."""
+    """Write the dated reports; return a line for each, or why it could not be written."""
     dated = {"md": to_markdown, "html": to_html}
-    files = [
-        ("report", places.reports / report_name(report.run, ending), write(report))
+    return [
+        _written("report", places.reports / report_name(report.run, ending), write(report))
         for ending, write in dated.items()
     ]
-    if places.json is not None:
-        files.append(("json", places.json, to_json(report)))
-    lines: list[str | ReportError] = []
-    for kind, path, text in files:
-        try:
-            write_report(path, text)
-            lines.append(f"{kind}: {path}")
-        except ReportError as error:
-            lines.append(error)
-    return lines
+
+
+def _written(kind: str, path: Path, text: str) -> str | ReportError:
+    try:
+        write_report(path, text)
+    except ReportError as error:
+        return error
+    return f"{kind}: {path}"
 
 
 def check_folder(folder: Path, flag: str) -> None:

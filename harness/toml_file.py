@@ -48,6 +48,10 @@ def read_toml(path: Path) -> TomlFile:
         at = re.search(r"\(at line (\d+)", message)
         line = at.group(1) if at else str(text.count("\n") + 1)
         raise SettingError(f"{path}:{line}: {message.partition(' (at')[0]}; fix the TOML") from None
+    except (ValueError, RecursionError) as error:
+        # Python's own bounds: digits of a number, and how deep lists may lie in each other.
+        reason = str(error).partition(";")[0]
+        raise SettingError(f"{path}:1: {reason}; no such file is read, write less") from None
 
 
 def line_of(text: str, message: str) -> int | None:

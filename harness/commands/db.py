@@ -14,6 +14,8 @@ from harness.commands.places import DEFAULT_DB
 
 FILE = click.Path(path_type=Path)
 
+MAX_LISTED = 1_000_000
+
 
 def database(command: Callable[..., int]) -> Callable[..., int]:
     """Add the flag that names the database."""
@@ -30,7 +32,7 @@ def db() -> None:
 @click.option("--tag", default="", help="runs with this in their tag")
 @click.option("--model", default="", help="runs of this model")
 @click.option("--status", default="", help="runs of this status, e.g. finished, interrupted")
-@click.option("--limit", type=click.IntRange(min=1), default=20, help="most runs shown")
+@click.option("--limit", type=click.IntRange(1, MAX_LISTED), default=20, help="most runs shown")
 @database
 def list_runs(tag: str, model: str, status: str, limit: int, db: Path) -> int:
     """List the newest runs."""
@@ -142,7 +144,7 @@ def import_spool(files: tuple[Path, ...], db: Path) -> int:
         for path in files:
             found = store.import_spool(path)
             damaged += found.damaged
-            kept = f"; kept as {path.name}.damaged" if found.damaged else ""
+            kept = f"; kept as {found.kept.name}" if found.kept else ""
             click.echo(
                 f"{path}: {found.imported} taken in, {found.known} known already, "
                 f"{found.damaged} unreadable{kept}"

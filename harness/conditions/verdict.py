@@ -77,7 +77,7 @@ def _unwatched(rows: Sequence[ConditionRow]) -> Iterator[str]:
 def _changes(rows: Sequence[ConditionRow]) -> Iterator[str]:
     """Yield what did not stay the same from the first sample to the last."""
     yield from _change("the machine", rows, lambda row: row.standing.get("machine"))
-    yield from _change("fm's own commit", rows, lambda row: row.standing.get("commit"))
+    yield from _change("fm's own code", rows, lambda row: row.standing.get("commit"))
     yield from _change("the power supply", rows, _supply)
     yield from _change("the power mode", rows, lambda row: row.standing.get("power_mode"))
     yield from _change("the CPU governor", rows, lambda row: row.standing.get("governor"))

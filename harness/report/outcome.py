@@ -49,5 +49,5 @@ def write_pieces(path: Path, pieces: Iterable[str]) -> None:
         with suppress(OSError):
             partial.unlink()
         raise ReportError(
-            f"{path} cannot be written ({error.strerror}); choose another place with --out or -o"
+            f"{path} cannot be written ({error.strerror}); allow it, or name another place"
         ) from error

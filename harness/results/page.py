@@ -6,9 +6,13 @@ the page alone tells what to replace: databases of several machines write into o
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -38,6 +42,8 @@ SECTIONS: dict[Section, str] = {
     ),
 }
 NOTHING = "Nothing was promoted yet."
+
+WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
 class ResultsError(FmError):
@@ -83,11 +89,47 @@ def read_page(path: Path) -> Page:
     return parse_page(text, str(path))
 
 
+@contextmanager
+def page_of(path: Path) -> Iterator[Path]:
+    """Hold a page while the block reads and writes it; gives the file itself, links followed.
+
+    Of two promotions at once the second waits, so that neither loses what the other wrote. The
+    claim is on the folder: the file is replaced, and a lock file would lie beside a committed page.
+
+    Raises:
+        ResultsError: the folder cannot be made.
+    """
+    file = path.resolve()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(file.parent, os.O_RDONLY)
+    except OSError as error:
+        raise ResultsError(
+            f"{file.parent} cannot be used ({error.strerror}); name another page with --to"
+        ) from error
+    try:
+        with suppress(OSError):  # a file system without locks has no claims either
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield file
+    finally:
+        os.close(folder)
+
+
 def write_page(path: Path, page: Page) -> bool:
-    """Write the page, whole or not at all; False when the file has these very bytes already."""
+    """Write the page, whole or not at all; False when the file has these very bytes already.
+
+    Raises:
+        ResultsError: the file is write-protected: replacing it would not ask.
+        ReportError: it cannot be written.
+    """
     text = page.text()
-    if path.is_file() and path.read_bytes() == text.encode():
-        return False
+    if path.is_file():
+        if path.read_bytes() == text.encode():
+            return False
+        if not path.stat().st_mode & WRITABLE:
+            raise ResultsError(
+                f"{path} is write-protected; allow writing to it, or name another page with --to"
+            )
     write_report(path, text)
     return True
 
@@ -95,7 +137,8 @@ def write_page(path: Path, page: Page) -> bool:
 def parse_page(text: str, name: str) -> Page:
     """Return a page from its text; ResultsError names what is wrong with its markers."""
     lines = text.splitlines(keepends=True)
-    marks = [line.strip() for line in lines]
+    # An indented line is text: commands stand in the tables so, whatever they hold.
+    marks = [line.rstrip() for line in lines]
     begins = [place for place, mark in enumerate(marks) if mark == BEGIN]
     ends = [place for place, mark in enumerate(marks) if mark == END]
     if not begins and not ends:

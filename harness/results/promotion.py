@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.report.build import build_report
 from harness.report.figures import RunReport
-from harness.results.page import ResultsError, read_page, write_page
+from harness.results.page import ResultsError, page_of, read_page, write_page
 from harness.results.tables import ResultTable, Row, rows_of, tables_of
 from harness.store import EvalStore, PromotionRow, new_id, utc_now
 
@@ -74,8 +74,8 @@ def promote(
     """
     report = build_report(store.load_report(store.find_run(reference).run_id))
     promotion = promotion_of(report, with_unquotable=with_unquotable)
-    page = read_page(destination)
-    is_changed = write_page(destination, page.with_tables(promotion.tables))
+    with page_of(destination) as file:
+        is_changed = write_page(file, read_page(file).with_tables(promotion.tables))
     sections = {item.origin.section for item in promotion.tables}
     reasons = [reason for row in rows_of(report) for reason in row.reasons]
     is_quotable = "unquotable" not in sections

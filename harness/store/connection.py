@@ -69,8 +69,10 @@ class Connection:
         _make_folder(path.parent)
         self._raw = self._connect()
         try:
+            is_behind = self.read(self._is_behind)
             self.journal_mode = self._retry(self._set_up)
-            self._migrate()
+            if is_behind:
+                self.write(_apply_migrations)
         except BaseException:
             self._raw.close()
             raise
@@ -121,8 +123,9 @@ class Connection:
 
     def _connect(self) -> sqlite3.Connection:
         try:
+            # Absolute, since SQLite takes `:memory:` for no file at all.
             raw = sqlite3.connect(
-                self.path,
+                self.path.absolute(),
                 timeout=min(1.0, self._lock_wait_s),
                 isolation_level=None,
                 check_same_thread=False,
@@ -144,17 +147,17 @@ class Connection:
         self._raw.execute("PRAGMA synchronous = FULL")
         return str(granted)
 
-    def _migrate(self) -> None:
-        if self.read(self._is_behind):
-            self.write(_apply_migrations)
-
     def _is_behind(self, raw: sqlite3.Connection) -> bool:
-        """True when migrations are missing; StoreError when the file holds unknown ones."""
-        tables = raw.execute("SELECT 1 FROM sqlite_master WHERE name = '_sqlite_migrations'")
-        if tables.fetchone() is None:
-            return True
+        """True when migrations are missing; StoreError for a newer fm's file, or a stranger's."""
+        names = [row["name"] for row in raw.execute("SELECT name FROM sqlite_master")]
         query = "SELECT name FROM _sqlite_migrations WHERE migration_set = 'fm'"
-        applied = {row["name"] for row in raw.execute(query)}
+        known = raw.execute(query) if "_sqlite_migrations" in names else []
+        applied = {row["name"] for row in known}
+        if names and not applied:
+            raise StoreError(
+                f"{self.path} is a database of another program (it has {names[0]!r}); name "
+                "another file"
+            )
         if not applied <= set(MIGRATIONS):
             raise StoreError(f"{self.path} was written by a newer fm; update fm, or use --db")
         return len(applied) < len(MIGRATIONS)

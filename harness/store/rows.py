@@ -493,8 +493,13 @@ class SaveOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOutcome:
-    """What a spool file held: lines taken in, lines the database had already, unreadable lines."""
+    """What a spool file held: lines taken in, lines the database had already, unreadable lines.
+
+    Args:
+        kept: where the file is now, None when it was removed.
+    """
 
     imported: int
     known: int
     damaged: int
+    kept: Path | None = None

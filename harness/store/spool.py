@@ -19,13 +19,24 @@ from typing import Any
 from harness.store.codec import to_json
 from harness.store.connection import StoreError
 
-SPOOL_KINDS: dict[str, frozenset[str]] = {
+Keys = frozenset[str]
+
+SPOOL_KINDS: dict[str, Keys] = {
     "trial": frozenset({"trial", "requests", "accepts"}),
     "condition": frozenset({"run_id", "sampled_at", "phase"}),
     "divergence": frozenset({"trial_id", "prompt_id", "reference", "position"}),
     "law": frozenset({"trial_id", "position", "draws", "evidence"}),
 }
 """What a line can hold, with the keys it must have; all else a run writes can be made again."""
+
+TRIAL = frozenset({"trial_id", "run_id", "status"})
+TRIAL_ROWS: dict[str, Keys] = {
+    "requests": frozenset({"trial_id", "position", "prompt_id"}),
+    "accepts": frozenset({"trial_id", "pos"}),
+}
+"""Keys that the rows within a line of a trial must have."""
+
+_MAX_INTEGER = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +105,83 @@ def read_spool(path: Path) -> Iterator[SpoolLine]:
 def _parse(line: str) -> SpoolLine:
     try:
         content = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return SpoolLine(None, {})
     kind = content.get("kind") if isinstance(content, dict) else None
     if not isinstance(kind, str) or kind not in SPOOL_KINDS:
         return SpoolLine(None, {})
-    return SpoolLine(kind, content) if SPOOL_KINDS[kind] <= content.keys() else SpoolLine(None, {})
+    is_whole = _is_trial(content) if kind == "trial" else _is_row(content, SPOOL_KINDS[kind])
+    return SpoolLine(kind, content) if is_whole else SpoolLine(None, {})
+
+
+def _is_trial(content: Mapping[str, Any]) -> bool:
+    rows = {name: content.get(name) for name in TRIAL_ROWS}
+    return _is_row(content.get("trial"), TRIAL) and all(
+        isinstance(found, list) and all(_is_row(row, TRIAL_ROWS[name]) for row in found)
+        for name, found in rows.items()
+    )
+
+
+def _is_row(value: Any, keys: Keys) -> bool:
+    """True for column values by name, these keys among them."""
+    return (
+        isinstance(value, dict)
+        and keys <= value.keys()
+        and all(item is None or _is_column(item) for item in value.values())
+    )
+
+
+def _is_column(value: Any) -> bool:
+    if isinstance(value, int):
+        return -_MAX_INTEGER <= value < _MAX_INTEGER
+    return isinstance(value, float | str)
+
+
+def remove(path: Path) -> None:
+    """Remove a spool file that was taken in; another process may have done so.
+
+    Raises:
+        StoreError: its folder does not allow it.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"{path} was taken in and cannot be removed ({error.strerror}); remove it by hand"
+        ) from error
+
+
+def put_aside(path: Path) -> Path:
+    """Keep a damaged spool file out of the way, beside earlier ones; return where.
+
+    Raises:
+        StoreError: its folder does not allow it.
+    """
+    kept = path.with_name(f"{path.name}.damaged")
+    number = 1
+    while kept.exists():
+        number += 1
+        kept = path.with_name(f"{path.name}.damaged.{number}")
+    try:
+        path.replace(kept)
+    except FileNotFoundError:
+        return kept
+    except OSError as error:
+        raise StoreError(
+            f"{path} has unreadable lines and cannot be renamed ({error.strerror}); move it by hand"
+        ) from error
+    return kept
 
 
 def _append(path: Path, data: bytes) -> None:
-    """Append to a file, undoing a half-written line; OSError when it cannot be done."""
-    with path.open("ab", buffering=0) as file:
+    """Append to a file, undoing a half-written line; OSError when it cannot be done.
+
+    A line that a killed process of the same number left unfinished stays a line of its own.
+    """
+    with path.open("a+b", buffering=0) as file:
         start = file.seek(0, os.SEEK_END)
+        if start and os.pread(file.fileno(), 1, start - 1) != b"\n":
+            data = b"\n" + data
         try:
             if file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, "only a part was written", str(path))

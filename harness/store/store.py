@@ -33,7 +33,7 @@ from harness.store.rows import (
     TrialRow,
     utc_now,
 )
-from harness.store.spool import Spool, read_spool
+from harness.store.spool import Spool, put_aside, read_spool, remove
 
 T = TypeVar("T")
 
@@ -99,10 +99,10 @@ class EvalStore:
         self._run_id = plan.run.run_id
 
     def resume_run(self, run_id: str) -> RunRow:
-        """Take in the run's spool files, set its status to running and return it."""
+        """Take in the run's spool files, withdraw what was said of its end, and return it."""
         for path in self.spool_files(run_id):
             self.import_spool(path)
-        self._connection.write(lambda raw: writes.set_status(raw, run_id, "running"))
+        self._connection.write(lambda raw: writes.reopen_run(raw, run_id))
         self._run_id = run_id
         return self.find_run(run_id)
 
@@ -256,16 +256,18 @@ class EvalStore:
         """Take in a spool file; lines the database has already are skipped, then it is removed.
 
         A file with unreadable lines is kept, under the added ending `.damaged`.
+
+        Raises:
+            StoreError: it cannot be read or removed, or belongs to another database.
         """
         counts = {True: 0, False: 0, None: 0}
         for line in read_spool(path):
             taken = self._take_in(line.kind, line.content) if line.kind else None
             counts[taken] += 1
-        if counts[None]:
-            path.replace(path.with_name(path.name + ".damaged"))
-        else:
-            path.unlink()
-        return ImportOutcome(imported=counts[True], known=counts[False], damaged=counts[None])
+        kept = put_aside(path) if counts[None] else remove(path)
+        return ImportOutcome(
+            imported=counts[True], known=counts[False], damaged=counts[None], kept=kept
+        )
 
     def consistent_copy(self, destination: Path) -> None:
         """Copy the database, also during a run, into one file without side files."""
@@ -304,8 +306,11 @@ class EvalStore:
         with tempfile.TemporaryDirectory(prefix="fm-merge-") as folder:
             copy = Path(folder) / "fm.db"
             snapshot(path, copy)
-            # Opened once to bring it to the present schema.
-            Connection(copy, lock_wait_s=1.0).close()
+            try:
+                # Opened once to bring it to the present schema.
+                Connection(copy, lock_wait_s=1.0).close()
+            except StoreError as error:
+                raise StoreError(str(error).replace(str(copy), str(path))) from error
             return self._connection.write_attached(copy, merge.take_in)
 
     def integrity_problems(self) -> tuple[str, ...]:

@@ -42,9 +42,13 @@ def insert_plan(raw: sqlite3.Connection, plan: RunPlan) -> None:
         _insert(raw, "trials", encode(trial))
 
 
-def set_status(raw: sqlite3.Connection, run_id: str, status: str) -> None:
-    """Change the status of a run."""
-    raw.execute("UPDATE runs SET status = ? WHERE run_id = ?", (status, run_id))
+def reopen_run(raw: sqlite3.Connection, run_id: str) -> None:
+    """Set a run to running: its earlier end and verdict were of what it had then."""
+    columns = dict.fromkeys(("exit_code", "quotable", "finished_at"))
+    columns |= {"status": "running", "unquotable_reasons": to_json([])}
+    finish_run(raw, run_id, columns)
+    for table in ("gates", "comparisons"):
+        raw.execute(f"DELETE FROM {table} WHERE run_id = ?", (run_id,))
 
 
 def finish_run(raw: sqlite3.Connection, run_id: str, columns: Mapping[str, Column]) -> None:

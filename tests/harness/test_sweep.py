@@ -73,7 +73,7 @@ def test_settings_in_a_name_have_one_spelling(text: str, canonical: str | None) 
         ("serial@pipelined=yes", "must be true or false"),
         ("spec@two-model@draft_model=a/b", "in a cell file"),
         ("mlx-lm@kv_bits=8", "nothing that a peer is told"),
-        ("spec@two-model@self@num_draft_tokens=3", "no usable word after '@'"),
+        ("spec@two-model@self@num_draft_tokens=3", "has the variants two-model and self"),
     ],
 )
 def test_a_wrong_setting_in_a_name_is_one_line(text: str, expected: str) -> None:

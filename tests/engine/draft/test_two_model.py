@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import mlx.core as mx
 import pytest
@@ -10,9 +10,9 @@ from mlx_lm import stream_generate
 from mlx_lm.models.llama import Model, ModelArgs
 
 from engine.config import EngineConfig
-from engine.draft.registry import build_drafter
+from engine.draft.registry import DRAFTERS, build_drafter
 from engine.draft.two_model import TwoModelDrafter
-from engine.errors import ModelError, SettingError, UnknownNameError
+from engine.errors import ModelError, SettingError
 from engine.loop import Engine
 from engine.models.load import LoadedModel
 from engine.models.tokenizer import Tokenizer
@@ -130,5 +130,10 @@ def test_a_drafter_of_another_vocabulary_is_refused_with_both_sizes() -> None:
 def test_a_two_model_drafter_without_a_model_and_an_unknown_drafter_are_refused() -> None:
     with pytest.raises(SettingError, match="draft_model"):
         build_drafter(config(2))
-    with pytest.raises(UnknownNameError, match="ngram"):
-        build_drafter(EngineConfig(num_draft_tokens=2, draft_budgets="fixed", drafter="oracle"))
+    with pytest.raises(SettingError, match="drafter is 'oracle'; .*ngram, two_model"):
+        EngineConfig(drafter="oracle")
+
+
+def test_the_setting_chooses_among_the_drafters_that_exist() -> None:
+    (drafter,) = (item for item in fields(EngineConfig) if item.name == "drafter")
+    assert drafter.metadata["choices"] == tuple(DRAFTERS)

@@ -100,7 +100,7 @@ def test_a_run_that_went_on_elsewhere_or_with_other_code_is_told() -> None:
 
     reasons = blemishes(RUN, rows)
     assert "the machine changed during the run: a-1, then b-2" in reasons
-    assert "fm's own commit changed during the run: abc, then def" in reasons
+    assert "fm's own code changed during the run: abc, then def" in reasons
 
 
 @pytest.mark.parametrize(
