@@ -126,15 +126,11 @@ def machine_id(environment: Mapping[str, Any]) -> str:
 
 
 def whereabouts(target: str) -> dict[str, str]:
-    """Return which machine and which code of fm run trials now: a run that goes on may change."""
-    here = {**read_machine().as_dict(), "target": target}
-    return {"machine": machine_id(here), **code_of(git_state())}
-
-
-def code_of(git: GitState) -> dict[str, str]:
-    """Return which code of fm runs trials, empty outside a checkout of it."""
+    """Return which machine and which code of fm run trials now: both may change during a run."""
+    here, git = {**read_machine().as_dict(), "target": target}, git_state()
     changes = " with uncommitted changes" if git.is_dirty else ""
-    return {"commit": f"{git.sha}{changes}"} if git.sha else {}
+    code = {"commit": f"{git.sha}{changes}"} if git.sha else {}
+    return {"machine": machine_id(here), **code}
 
 
 def machine_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:

@@ -11,10 +11,11 @@ from harness.base.side import Side
 from harness.base.two_sides import TwoSides
 from harness.base.worktree import Checkout, checked_out, commit_of, own_checkout
 from harness.choices import Choices
+from harness.conclusion import Concluded, Places
 from harness.machine import git_state
 from harness.planned import choices_of
 from harness.progress import Fetching, Progress
-from harness.session import Concluded, Places, Session, matrix_of
+from harness.session import Session, matrix_of
 from harness.store import EvalStore, RunRow
 
 CHANGED = " with uncommitted changes"

@@ -17,9 +17,9 @@ from harness.commands.places import DEFAULT_DB, DEFAULT_REPORTS, say, while_read
 if TYPE_CHECKING:
     from harness.base.comparison import Comparison
     from harness.choices import Choices
+    from harness.conclusion import Concluded
     from harness.policy.files import Files
     from harness.policy.judgement import Judgement
-    from harness.session import Concluded
 
 FILE = click.Path(path_type=Path)
 
@@ -89,8 +89,8 @@ def gate(
 def _comparison(db: Path, out: Path, force: bool, quiet: bool) -> Comparison:
     from engine.backend import require_backend
     from harness.base.comparison import Comparison
+    from harness.conclusion import Places
     from harness.progress import fetching_to, progress_for
-    from harness.session import Places
 
     require_backend()
     return Comparison(

@@ -15,7 +15,7 @@ from harness.commands.matrix_flags import choices_of, matrix_options, refuse_cho
 from harness.commands.places import DEFAULT_DB, DEFAULT_REPORTS, say, while_read
 
 if TYPE_CHECKING:
-    from harness.session import Concluded
+    from harness.conclusion import Concluded
 
 
 @click.command()
@@ -45,7 +45,8 @@ def run(
             raise SettingError("--resume goes on as planned; drop --force or start a new run")
     chosen = choices_of(context)
     from engine.backend import require_backend
-    from harness.session import Places, Session, matrix_of, stored_target
+    from harness.conclusion import Places
+    from harness.session import Session, matrix_of, stored_target
 
     matrix = matrix_of(chosen)
     require_backend()

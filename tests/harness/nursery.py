@@ -28,10 +28,11 @@ from engine.errors import FmError
 from harness import exit_codes
 from harness import session as sessions
 from harness.choices import Choices
+from harness.conclusion import Concluded, Places
 from harness.conditions.reading import Reading
 from harness.conditions.watch import Watch
 from harness.progress import LineProgress
-from harness.session import Concluded, Places, Session, matrix_of
+from harness.session import Session, matrix_of
 from harness.store import TrialRecord, utc_now
 from harness.target import OnTokens, TrialJob
 from harness.workload import Prompt

@@ -11,11 +11,12 @@ import pytest
 
 from harness import exit_codes, session
 from harness.choices import Choices
+from harness.conclusion import Concluded, Places
 from harness.conditions.reading import Reading, Standing
 from harness.conditions.watch import Watch
 from harness.machine import GitState
 from harness.progress import LineProgress, fetching_to
-from harness.session import Concluded, Places, Session, matrix_of
+from harness.session import Session, matrix_of
 from harness.store import EvalStore, RunData
 from harness.target import TrialJob
 from tests.harness.scripted import Scripted

@@ -130,7 +130,7 @@ def test_a_drafter_of_another_vocabulary_is_refused_with_both_sizes() -> None:
 def test_a_two_model_drafter_without_a_model_and_an_unknown_drafter_are_refused() -> None:
     with pytest.raises(SettingError, match="draft_model"):
         build_drafter(config(2))
-    with pytest.raises(SettingError, match="drafter is 'oracle'; .*ngram, two_model"):
+    with pytest.raises(SettingError, match=r"drafter is 'oracle'; .*ngram, two_model"):
         EngineConfig(drafter="oracle")
 
 
