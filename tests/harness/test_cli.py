@@ -188,6 +188,12 @@ def test_a_damaged_model_is_one_line_and_exit_2(tmp_path: Path, fm_here: Fm) -> 
     assert len(done.err.splitlines()) == 1
 
 
+def test_a_json_file_that_is_a_folder_is_told_before_the_run(tmp_path: Path, fm_here: Fm) -> None:
+    done = fm_here("run", *TINY, "--json", str(tmp_path))
+    assert done.code == 2
+    assert done.err == f"fm: --json names the folder {tmp_path}; name a file in it\n"
+
+
 @pytest.mark.parametrize("flag", ["--db", "--out", "--json"])
 def test_a_place_that_cannot_be_written_is_told_before_the_run(
     tmp_path: Path, fm_here: Fm, flag: str
@@ -375,6 +381,24 @@ tell()
 import harness.report, harness.store
 tell()
 """
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device here is always full")
+def test_an_output_that_takes_no_more_is_one_line(core: Run) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [*FM, "report"],
+            cwd=core.folder,
+            env=environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=3 * WAIT_S,
+            check=False,
+        )
+    assert done.returncode == 6
+    assert done.stderr.startswith("fm: the output cannot be written (")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_help_and_reports_load_little() -> None:

@@ -102,6 +102,10 @@ def test_a_plan_says_its_time_and_leaves_nothing_behind(
         (["--matrix", "none.toml"], "none.toml: cannot be read"),
         (["--matrix", "bad.toml"], "bad.toml:2: unknown cell 'warp'"),
         (["--tag", "x" * 101], "it must be one line of 100 characters"),
+        (["--models", ""], "no model is named in ''"),
+        (["--models", "tiny-thinking,"], "no model is named in 'tiny-thinking,'"),
+        (["--workloads", ""], "no workload is named in ''"),
+        (["--cells", "spec@drafter=oracle"], "drafter is 'oracle'; it must be one of ngram, two_m"),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
 )

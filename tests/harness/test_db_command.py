@@ -154,6 +154,7 @@ def test_hostile_text_survives_the_export(tmp_path: Path) -> None:
         (["show", "02"], "unknown run '02'"),
         (["import", "nowhere.jsonl"], "cannot be read"),
         (["merge", "nowhere.db"], "there is no database nowhere.db"),
+        (["list", "--limit", "99999999999999999999"], "is not in the range 1<=x<="),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

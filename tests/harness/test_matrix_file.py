@@ -104,7 +104,11 @@ def test_what_a_file_does_not_say_is_left_to_others(tmp_path: Path) -> None:
         ('[[cell]]\nname = "serial"\nsettings.num_draft_tokens = [1]\n', 3, "for cells with spec"),
         ('[[cell]]\nname = "spec"\nsettings = 3\n', 3, "settings is 3; it must be a table"),
         ('[[cell]]\nname = "spec"\n[cell.settings]\nwarp = 3\n', 4, "setting of a cell 'warp'"),
+        ('[run]\nmodels = [""]\n', 1, "no model is named"),
+        (f"[run]\nseed = {'9' * 5000}\n", 1, "digits"),
+        (f"x = {'[' * 3000}{']' * 3000}\n", 1, "recursion"),
     ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
 def test_an_error_names_the_file_and_the_line(
     tmp_path: Path, text: str, line: int, expected: str

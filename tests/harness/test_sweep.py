@@ -45,6 +45,7 @@ def test_every_engine_setting_is_set_by_a_name_or_said_to_be_set_otherwise() -> 
         ),
         ("batch4@kv_budget_gb=2.0", "batch4@kv_budget_gb=2"),
         ("batch4@kv_budget_gb=0.50", "batch4@kv_budget_gb=0.5"),
+        ("batch4@kv_budget_gb=0.000010", "batch4@kv_budget_gb=0.00001"),
         ("serial@pipelined=false", "serial@pipelined=false"),
         ("mlx-lm+spec@num_draft_tokens=5", "mlx-lm+spec@num_draft_tokens=5"),
     ],

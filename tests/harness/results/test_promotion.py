@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,17 @@ from harness import exit_codes
 from harness.cli import cli
 from harness.machine import machine_id
 from harness.results import ResultsError, promote
-from harness.results.page import BEGIN, END, HEAD, NOTHING, Page, parse_page
+from harness.results.page import (
+    BEGIN,
+    END,
+    HEAD,
+    NOTHING,
+    Page,
+    page_of,
+    parse_page,
+    read_page,
+    write_page,
+)
 from harness.results.tables import machine_label
 from harness.store import EvalStore
 from tests.harness.results.published import MACHINE, ONE, THREE, TWO, database, finish, steady_run
@@ -292,6 +303,62 @@ def test_a_page_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
         pytest.raises(ResultsError, match=r"not UTF-8.*--to"),
     ):
         promote(store, ONE, page, with_unquotable=False)
+
+
+def test_a_write_protected_page_is_refused_and_left(tmp_path: Path) -> None:
+    page = tmp_path / "RESULTS.md"
+    page.write_text("kept\n")
+    page.chmod(0o444)
+    with (
+        EvalStore.open(database(tmp_path, steady_run())) as store,
+        pytest.raises(ResultsError, match=r"RESULTS.md is write-protected; .*--to"),
+    ):
+        promote(store, ONE, page, with_unquotable=False)
+    assert page.read_text() == "kept\n"
+
+
+def test_a_page_behind_a_link_is_written_where_it_lies(tmp_path: Path) -> None:
+    page = tmp_path / "docs" / "RESULTS.md"
+    page.parent.mkdir()
+    page.write_text("# Ours\n")
+    link = tmp_path / "RESULTS.md"
+    link.symlink_to(page)
+    text = written(tmp_path, steady_run(), page=link)
+    assert link.is_symlink()
+    assert page.read_text() == text
+    assert text.startswith("# Ours\n")
+
+
+def test_of_two_promotions_at_once_neither_loses_the_others_tables(tmp_path: Path) -> None:
+    page = tmp_path / "RESULTS.md"
+    other = steady_run(TWO, command="fm run --seed 2")
+    path = database(tmp_path, steady_run(), other)
+
+    def promote_other() -> None:
+        with EvalStore.open(path) as store:
+            promote(store, TWO, page, with_unquotable=False)
+
+    thread = threading.Thread(target=promote_other)
+    with page_of(page) as file:
+        before = read_page(file)
+        thread.start()
+        # Long enough for one that does not wait; one that does is seen to have waited.
+        thread.join(1.0)
+        (tmp_path / "elsewhere").mkdir()
+        mine = parse_page(written(tmp_path / "elsewhere", steady_run()), "page").tables
+        write_page(file, before.with_tables(mine))
+    thread.join()
+    found = parse_page(page.read_text(), "page").tables
+    assert {table.origin.run_id for table in found} == {ONE, TWO}
+
+
+@pytest.mark.parametrize("marker", [END, BEGIN, "<!-- fm promote: table end -->"])
+def test_a_command_that_is_a_marker_stays_text(tmp_path: Path, marker: str) -> None:
+    text = written(tmp_path, steady_run(command=marker))
+    (table,) = parse_page(text, "page").tables
+    assert table.origin.command == marker
+    assert f"    {marker}\n" in text
+    assert parse_page(text, "page").text() == text
 
 
 def test_an_empty_page_says_so_and_reads_back_as_itself() -> None:

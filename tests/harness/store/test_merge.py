@@ -257,3 +257,12 @@ def test_one_run_as_a_file_of_its_own_is_merged_like_any_other(tmp_path: Path) -
         assert store.integrity_problems() == ()
     assert merged(tmp_path / "new.db", alone) == [MergeOutcome(added=1, advanced=0, known=0)]
     assert load(tmp_path / "new.db", TWO) == load(path, TWO)
+
+
+def test_a_database_of_another_program_is_named_as_the_caller_named_it(tmp_path: Path) -> None:
+    other = tmp_path / "places.sqlite"
+    raw = sqlite3.connect(other)
+    raw.execute("CREATE TABLE runs (a)")
+    raw.close()
+    with pytest.raises(StoreError, match=f"^{other} is a database of another program"):
+        merged(stored(tmp_path / "fm.db", steady_run(ONE)), other)

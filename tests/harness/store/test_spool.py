@@ -158,12 +158,65 @@ def test_a_spool_of_another_database_is_refused_and_kept(
         '{"kind": ["trial"]}',
         '{"kind": "trial", "trial": {}}',
         '{"kind": "divergence", "trial_id": "x"}',
+        '{"kind": "trial", "trial": 5, "requests": [], "accepts": []}',
+        '{"kind": "trial", "trial": {"trial_id": "x"}, "requests": [], "accepts": []}',
+        (
+            '{"kind": "trial", "trial": {"trial_id": ["x"], "run_id": "r", "status": "done"}, '
+            '"requests": [], "accepts": []}'
+        ),
+        (
+            '{"kind": "trial", "trial": {"trial_id": "x", "run_id": "r", "status": "done"}, '
+            '"requests": 7, "accepts": []}'
+        ),
+        (
+            '{"kind": "trial", "trial": {"trial_id": "x", "run_id": "r", "status": "done"}, '
+            '"requests": [], "accepts": [{}]}'
+        ),
+        '{"kind": "condition", "run_id": [1], "sampled_at": "x", "phase": "y"}',
+        '{"kind": "condition", "run_id": 99999999999999999999, "sampled_at": "", "phase": ""}',
+        '{"kind": "law", "trial_id": "q", "position": 1, "draws": 1, "evidence": {}}',
+        "[" * 100_000,
     ],
+    ids=lambda line: line[:60],
 )
 def test_a_line_that_is_no_observation_is_damaged_not_a_crash(tmp_path: Path, line: str) -> None:
     path = tmp_path / "spool.jsonl"
     path.write_text(line + "\n\n")
     assert [found.kind for found in read_spool(path)] == [None]
+
+
+def test_what_was_put_aside_as_damaged_is_never_written_over(
+    tmp_path: Path, hurried: EvalStore
+) -> None:
+    path = tmp_path / "spool.jsonl"
+    kept = []
+    for text in ("first", "second", "third"):
+        path.write_text(text)
+        kept.append(hurried.import_spool(path).kept)
+    assert [file.read_text() for file in kept if file] == ["first", "second", "third"]
+    assert len(set(kept)) == 3
+
+
+def test_a_file_that_another_process_took_in_meanwhile_is_no_error(
+    hurried: EvalStore, planned: tuple[Sample, list[TrialRecord]]
+) -> None:
+    path = locked_out(hurried, planned[1][0]).spool
+    assert path is not None
+    hurried._connection._raw.set_trace_callback(lambda _: path.unlink(missing_ok=True))
+    assert hurried.import_spool(path).imported == 1
+    assert not path.exists()
+
+
+def test_a_line_that_a_kill_cut_off_costs_no_other_line(
+    hurried: EvalStore, planned: tuple[Sample, list[TrialRecord]]
+) -> None:
+    path = locked_out(hurried, planned[1][0]).spool
+    assert path is not None
+    whole = path.read_text()
+    path.write_text(whole + whole[:40])
+    assert locked_out(hurried, planned[1][1]).spool == path
+    outcome = hurried.import_spool(path)
+    assert (outcome.imported, outcome.damaged) == (2, 1)
 
 
 def test_column_names_in_a_spool_file_never_reach_the_database(

@@ -133,6 +133,24 @@ def test_a_run_can_be_concluded_again(tmp_path: Path) -> None:
     ]
 
 
+def test_a_resumed_run_says_nothing_more_of_its_earlier_end(tmp_path: Path) -> None:
+    sample = Sample()
+    sample.add("serial")
+    sample.load(tmp_path)
+    with EvalStore.open(tmp_path / "fm.db") as store:
+        gate = GateRow(run_id=sample.run_id, name="completeness", status="incomplete")
+        assert store.record_gates(sample.run_id, [gate]).saved
+        assert store.finish_run(
+            sample.run_id, status="failed", exit_code=6, unquotable_reasons=["gate completeness"]
+        ).saved
+        run = store.resume_run(sample.run_id)
+        assert (run.status, run.exit_code, run.quotable, run.finished_at) == (
+            ("running", None, None, None)
+        )
+        assert run.unquotable_reasons == ()
+        assert store.load_run(sample.run_id).gates == ()
+
+
 @pytest.mark.parametrize(
     ("status", "exit_code", "reasons", "quotable"),
     [
@@ -274,6 +292,30 @@ def test_a_file_that_is_no_database_is_refused_and_kept(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="not a database; it is no SQLite database"):
         EvalStore.open(path)
     assert path.read_text().startswith("these are notes")
+
+
+@pytest.mark.parametrize("table", ["runs", "urls", "_sqlite_migrations"])
+def test_a_database_of_another_program_is_refused_and_left_as_it_is(
+    tmp_path: Path, table: str
+) -> None:
+    path = tmp_path / "places.sqlite"
+    raw = sqlite3.connect(path)
+    raw.execute(f"CREATE TABLE {table} (migration_set TEXT, name TEXT)")
+    raw.close()
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match=f"of another program .it has '{table}'.; name another"):
+        EvalStore.open_existing(path)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["places.sqlite"]
+
+
+def test_no_name_of_a_file_makes_a_database_that_is_gone_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with EvalStore.open(Path(":memory:")):
+        """Closed at once."""
+    assert (tmp_path / ":memory:").is_file()
 
 
 def test_a_database_of_a_newer_fm_is_refused(tmp_path: Path) -> None:
