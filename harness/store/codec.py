@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeAlias, TypeVar
 
+from harness.store.connection import StoreError
+
 T = TypeVar("T")
 
 Column: TypeAlias = int | float | str | None
@@ -99,12 +101,25 @@ def _value(name: str, hint: Any, column: Any) -> Any:
         return None
     kind = _bare(hint)
     if kind is tuple:
-        return tuple(json.loads(column))
+        return tuple(_loaded(name, column, list))
     if kind is Mapping:
-        return json.loads(column)
+        return _loaded(name, column, dict)
     if kind is bool:
         return bool(column)
     return int(column) if name in _TEXT_INTEGERS else column
+
+
+def _loaded(name: str, column: Any, kind: type[Any]) -> Any:
+    try:
+        value = json.loads(column)
+    except (ValueError, TypeError, RecursionError):
+        value = None
+    if not isinstance(value, kind):
+        raise StoreError(
+            f"a row has {str(column)[:40]!r} as {name}, which fm never writes; restore the "
+            "database from a copy"
+        )
+    return value
 
 
 def _plan(kind: type[Any]) -> tuple[tuple[str, str, Any], ...]:

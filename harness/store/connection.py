@@ -149,13 +149,16 @@ class Connection:
 
     def _is_behind(self, raw: sqlite3.Connection) -> bool:
         """True when migrations are missing; StoreError for a newer fm's file, or a stranger's."""
-        names = [row["name"] for row in raw.execute("SELECT name FROM sqlite_master")]
+        tables = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')"
+        names = [row["name"] for row in raw.execute(tables)]
         query = "SELECT name FROM _sqlite_migrations WHERE migration_set = 'fm'"
         known = raw.execute(query) if "_sqlite_migrations" in names else []
         applied = {row["name"] for row in known}
-        if names and not applied:
+        # The table of migrations alone is what a kill leaves while the first one is applied.
+        strange = [name for name in names if not name.startswith(("_sqlite", "sqlite"))]
+        if strange and not applied:
             raise StoreError(
-                f"{self.path} is a database of another program (it has {names[0]!r}); name "
+                f"{self.path} is a database of another program (it has {strange[0]!r}); name "
                 "another file"
             )
         if not applied <= set(MIGRATIONS):

@@ -23,7 +23,8 @@ from tests.harness.scripted import Scripted
 from tests.harness.test_session import CHOICES, Supply, carried_out, reasons
 
 CLEAN, DIRTY = (GitState("a" * 40, is_dirty=is_dirty) for is_dirty in (False, True))
-TWO_MODELS = replace(CHOICES, models=("tiny-thinking", "tiny-hybrid"), blocks=2)
+FAR = "hf:somebody/far"
+TWO_MODELS = replace(CHOICES, models=("tiny-thinking", FAR), blocks=2)
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +50,8 @@ def test_a_finished_run_is_not_gone_on_with_and_keeps_its_record(
 def test_a_model_that_was_out_of_reach_stays_out_of_the_run_that_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = Scripted(broken={"tiny-hybrid": DownloadError("tiny-hybrid cannot be reached")})
+    first = Scripted(broken={FAR: DownloadError(f"{FAR} cannot be reached")})
+    monkeypatch.setattr(session, "pull", lambda _name, _progress: None)
 
     def stop(_job: TrialJob) -> None:
         if len(first.ran) == 3:

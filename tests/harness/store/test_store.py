@@ -294,13 +294,13 @@ def test_a_file_that_is_no_database_is_refused_and_kept(tmp_path: Path) -> None:
     assert path.read_text().startswith("these are notes")
 
 
-@pytest.mark.parametrize("table", ["runs", "urls", "_sqlite_migrations"])
+@pytest.mark.parametrize("table", ["runs", "urls"])
 def test_a_database_of_another_program_is_refused_and_left_as_it_is(
     tmp_path: Path, table: str
 ) -> None:
     path = tmp_path / "places.sqlite"
     raw = sqlite3.connect(path)
-    raw.execute(f"CREATE TABLE {table} (migration_set TEXT, name TEXT)")
+    raw.execute(f"CREATE TABLE {table} (name TEXT)")
     raw.close()
     before = path.read_bytes()
     with pytest.raises(StoreError, match=f"of another program .it has '{table}'.; name another"):
