@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -68,14 +69,22 @@ for command in COMMANDS:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run one command and exit: 2 for every error of the caller, one line on standard error."""
+    """Run one command and exit: 2 for every error of the caller, one line on standard error.
+
+    A bug of ours exits with 6, after its traceback.
+    """
     for name, value in QUIET_LIBRARIES.items():
         os.environ.setdefault(name, value)
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character must not end a run.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    sys.exit(_run_command(arguments))
+    try:
+        code = _run_command(arguments)
+    except Exception:  # noqa: BLE001  # Python's own exit code, 1, would tell of a regression
+        traceback.print_exc()
+        code = exit_codes.INCOMPLETE
+    sys.exit(code)
 
 
 def _run_command(arguments: Sequence[str] | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -101,7 +102,8 @@ def interrupted(store: EvalStore, run_id: str, places: Places) -> Concluded:
 
 def resume_hint(run_id: str, places: Places) -> str:
     """Return how to go on with a run."""
-    return f"go on with: {places.command} --resume {run_id} --db {places.db}"
+    database = shlex.quote(str(places.db))
+    return f"go on with: {places.command} --resume {run_id} --db {database}"
 
 
 def _stored_verdict(store: EvalStore, run_id: str, *, is_unsaved: bool) -> list[str]:

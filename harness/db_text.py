@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from shlex import quote
 
 from harness.columns import aligned
 from harness.exit_codes import WORDS
@@ -60,7 +61,9 @@ def show_lines(store: EvalStore, run: RunRow) -> list[str]:
 def check_lines(store: EvalStore) -> tuple[str, ...]:
     """Return what is wrong with a database, a line each; empty when it is sound."""
     waiting = [
-        f"{path} waits to be taken in; run `fm db import {path}`" for path in store.spool_files()
+        f"{path} waits to be taken in; run: fm db import {quote(str(path))} "
+        f"--db {quote(str(store.path))}"
+        for path in store.spool_files()
     ]
     return (*store.integrity_problems(), *waiting)
 

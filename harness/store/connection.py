@@ -219,6 +219,9 @@ def snapshot(path: Path, destination: Path) -> None:
 def explained(error: sqlite3.Error, path: Path) -> Exception:
     """Return the StoreError for what the outside world caused, else the error itself."""
     remedy = _STORAGE_REMEDIES.get(_primary(error))
+    if str(error).startswith("no such "):
+        # All of our statements run on the schema of the migrations, so the file has lost a part.
+        remedy = "it is not as fm wrote it; restore it from a copy"
     return error if remedy is None else StoreError(f"{path}: {error}; {remedy}")
 
 

@@ -80,27 +80,26 @@ def take_in(raw: sqlite3.Connection, run_ids: Sequence[str] = ()) -> MergeOutcom
     ours = {row[0] for row in raw.execute("SELECT run_id FROM main.runs")}
     advanced = 0
     for run_id in theirs:
-        if run_id in ours:
-            advanced += _combine(raw, run_id)
-        else:
-            _copy(raw, run_id)
+        try:
+            advanced += _combine(raw, run_id) if run_id in ours else _copy(raw, run_id)
+        except sqlite3.IntegrityError as error:
+            raise StoreError(
+                f"{_refused(run_id)}: its rows belong to another run here, or fm never wrote them "
+                f"({error})"
+            ) from error
     known = sum(run_id in ours for run_id in theirs)
     return MergeOutcome(added=len(theirs) - known, advanced=advanced, known=known - advanced)
 
 
-def _copy(raw: sqlite3.Connection, run_id: str) -> None:
-    """Copy a run that is new here, with all it refers to."""
+def _copy(raw: sqlite3.Connection, run_id: str) -> bool:
+    """Copy a run that is new here, with all it refers to; no run of ours goes on by that."""
     for table in REFERRED:
         _insert_referred(raw, table, run_id)
-    try:
-        for table in OF_RUN:
-            _insert(raw, table, "run_id = ?", run_id)
-        for table in OF_TRIAL:
-            _insert(raw, table, f"trial_id IN ({_TRIALS})", run_id)
-    except sqlite3.IntegrityError as error:
-        raise StoreError(
-            f"{_refused(run_id)}: its rows belong to another run here ({error})"
-        ) from error
+    for table in OF_RUN:
+        _insert(raw, table, "run_id = ?", run_id)
+    for table in OF_TRIAL:
+        _insert(raw, table, f"trial_id IN ({_TRIALS})", run_id)
+    return False
 
 
 def _combine(raw: sqlite3.Connection, run_id: str) -> bool:

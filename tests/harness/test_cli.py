@@ -15,6 +15,7 @@ import mlx.core as mx
 import pytest
 
 import engine.flight
+import harness.cli
 from engine.models.registry import pull
 from harness.exit_codes import CORRECTNESS
 from harness.law import MAX_DRAWS
@@ -344,6 +345,19 @@ def test_a_run_is_not_resumed_under_other_kill_switches(fm_here: Fm) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda item: item.name)
+def test_a_bug_of_ours_is_no_regression(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(harness.cli.cli, "main", broken)
+    with pytest.raises(SystemExit) as end:
+        harness.cli.main(["gate"])
+    assert end.value.code == 6
+    assert "RuntimeError: a bug" in capsys.readouterr().err
+
+
 def test_an_interrupted_run_says_so_and_then_how_to_go_on(
     tmp_path: Path, number: signal.Signals
 ) -> None:

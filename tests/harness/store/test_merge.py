@@ -266,3 +266,29 @@ def test_a_database_of_another_program_is_named_as_the_caller_named_it(tmp_path:
     raw.close()
     with pytest.raises(StoreError, match=f"^{other} is a database of another program"):
         merged(stored(tmp_path / "fm.db", steady_run(ONE)), other)
+
+
+def test_a_database_that_lost_a_table_is_one_line_and_nothing_comes_in(tmp_path: Path) -> None:
+    other = stored(tmp_path / "other.db", steady_run(TWO))
+    ours = stored(tmp_path / "fm.db", steady_run(ONE))
+    raw = sqlite3.connect(other)
+    raw.execute("DROP TABLE laws")
+    raw.close()
+    before = content(ours)
+    with pytest.raises(StoreError, match=r"no such table: .*laws; it is not as fm wrote it"):
+        merged(ours, other)
+    assert content(ours) == before
+
+
+def test_rows_that_fm_never_wrote_are_one_line_and_nothing_comes_in(tmp_path: Path) -> None:
+    ours = stored(tmp_path / "fm.db", steady_run(ONE))
+    other = stored(tmp_path / "other.db", steady_run(TWO))
+    raw = sqlite3.connect(other)
+    raw.execute("PRAGMA ignore_check_constraints = ON")
+    raw.execute("UPDATE runs SET status = 'promoted'")
+    raw.commit()
+    raw.close()
+    before = content(ours)
+    with pytest.raises(StoreError, match=r"or fm never wrote them .CHECK constraint"):
+        merged(ours, other)
+    assert content(ours) == before
