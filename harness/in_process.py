@@ -21,8 +21,9 @@ from engine.request import Request
 from harness.cell import Cell, CellKind
 from harness.clock import RssSampler, monotonic
 from harness.drive import Drive, drive
+from harness.http.process import OnWait
 from harness.judge import Judge
-from harness.peer_cells import PeerCells
+from harness.peers.cells import PeerCells
 from harness.prompting import (
     WARM_UP_TOKENS,
     compile_schemas,
@@ -32,7 +33,6 @@ from harness.prompting import (
 )
 from harness.record import accept_rows, filled_trial, reply_rows, with_step_bytes
 from harness.replay import measure_overhead
-from harness.server_process import OnWait
 from harness.store.rows import (
     DivergenceRow,
     LawRow,

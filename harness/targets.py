@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.server_process import OnWait
+from harness.http.process import OnWait
 from harness.target import Target
 
 
@@ -14,13 +14,13 @@ def target_of(name: str, tell: OnWait) -> Target:
         tell: takes lines for people.
     """
     if name == "http":
-        from harness.http_target import HttpTarget
+        from harness.http.target import HttpTarget
 
         return HttpTarget(tell)
     if name == "in-process":
         from harness.in_process import local_target
 
         return local_target(tell)
-    from harness.remote_target import RemoteTarget
+    from harness.http.remote import RemoteTarget
 
     return RemoteTarget(name, tell)

@@ -22,7 +22,7 @@ from engine.errors import DownloadError, FmError
 from harness.base import forms
 from harness.base.child import PROTOCOL
 from harness.cell import Cell
-from harness.server_process import OnWait
+from harness.http.process import OnWait
 from harness.store.codec import decode
 from harness.store.rows import DivergenceRow, LawRow, ModelRow, TrialRecord
 from harness.target import (

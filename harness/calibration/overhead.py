@@ -25,9 +25,9 @@ from harness.calibration.pacing import PacedClock
 from harness.calibration.rehearsal import rehearse
 from harness.choices import Choices
 from harness.clock import RssSampler
+from harness.http.process import Launch, ServerProcess
+from harness.http.remote import RemoteTarget
 from harness.progress import BarProgress
-from harness.remote_target import RemoteTarget
-from harness.server_process import Launch, ServerProcess
 from harness.stats import per_stream_rate
 from harness.store import EvalStore, RequestRow, RunData
 

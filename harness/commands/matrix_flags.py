@@ -56,7 +56,7 @@ def choices_of(context: click.Context) -> Choices:
     chosen = replace(chosen, cells=swept(chosen.cells, sweeps))
     if not chosen.is_remote or "models" in file.values or "models" in given:
         return chosen
-    from harness.remote_target import only_model
+    from harness.http.remote import only_model
 
     return replace(chosen, models=(only_model(chosen.target),))
 

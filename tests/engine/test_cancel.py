@@ -13,7 +13,7 @@ from engine.loop import Engine
 from engine.request import FinishReason, Request
 from engine.sequence import Sequence
 from engine.testing import tiny_model
-from harness.stress_play import leftovers
+from harness.lane_audit.play import leftovers
 
 TIMES = 12
 BATCH = EngineConfig(max_rows=2, prefill_chunk=16, interleaved_prefill=16)

@@ -13,7 +13,7 @@ from engine.loop import Engine
 from engine.request import Constraint, ConstraintKind, Request, SamplingParams
 from engine.shapes import CAPACITY_BLOCK, ROW_BUCKETS, STEP_WIDTHS, prefill_width
 from engine.testing import tiny_model
-from harness.stress_shadow import tap
+from harness.lane_audit.shadow import tap
 
 NUM_STEPS = 500
 READ_BLOCK = 256

@@ -39,7 +39,7 @@ from engine.request import (
 from engine.sequence import MAX_FAILURES
 from engine.testing import tiny_model
 from engine.text import Said
-from harness.stress_play import leftovers
+from harness.lane_audit.play import leftovers
 from tests.engine.cache.families import family
 
 SOURCES = str(Path(engine.loop.__file__).parent)

@@ -10,7 +10,7 @@ import pytest
 from engine.models.load import LoadedModel, load_model, outline_model
 from engine.models.registry import pull
 from harness.choices import DEFAULT_MODELS
-from harness.http_target import HttpTarget
+from harness.http.target import HttpTarget
 from harness.in_process import InProcess
 from harness.prompting import prompt_ids, warm_up_prompts
 from harness.store import TrialRecord

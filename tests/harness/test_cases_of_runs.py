@@ -13,8 +13,8 @@ import pytest
 from harness.calibration.metronome import MetronomeTarget, Pace
 from harness.calibration.rehearsal import rehearsal_matrix, rehearse
 from harness.choices import Choices
+from harness.http.remote import RemoteTarget
 from harness.prompting import WARM_UP_TOKENS, warm_up_prompts
-from harness.remote_target import RemoteTarget
 from harness.report import RunReport
 from harness.report.figures import Against
 from harness.workload import load_workload

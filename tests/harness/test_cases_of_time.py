@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from harness import stats
-from harness.chat_reply import ChatReply
-from harness.http_trial import times_of
-from harness.load_client import Exchange
+from harness.http.chat_reply import ChatReply
+from harness.http.client import Exchange
+from harness.http.trial import times_of
 from harness.report import build_report, to_json, to_markdown
 from harness.store import EvalStore, RunData
 from tests.harness.store.sample_run import Sample, reply

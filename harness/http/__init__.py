@@ -1,0 +1,1 @@
+"""Measuring over HTTP: the client, trials, targets, and servers as children."""

@@ -1,0 +1,1 @@
+"""The audits of the lanes on an engine in this process: token identity, stress, soak."""

@@ -1,0 +1,1 @@
+"""The audit of the server: what must hold over HTTP, on a live server."""
