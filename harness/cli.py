@@ -5,7 +5,6 @@ What a command needs is imported when it runs, so that `fm --help` is quick.
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import traceback
@@ -21,6 +20,7 @@ from harness.commands.db import db
 from harness.commands.doctor import doctor
 from harness.commands.gate import gate
 from harness.commands.models import models, pull
+from harness.commands.places import DISK_FULL, drop_output, say_full
 from harness.commands.promote import promote
 from harness.commands.report import report
 from harness.commands.run import plan, run
@@ -53,9 +53,6 @@ COMMANDS: tuple[click.Command, ...] = (
 
 JUDGING = ("gate", "run")
 """Commands whose exit code is a verdict; one cut short, since nobody reads on, has none."""
-
-DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""What writing to a redirected standard output may end with; files of ours say so themselves."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -101,20 +98,16 @@ def _run_command(arguments: Sequence[str] | None) -> int:
         return exit_codes.INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has stopped; Python must not complain about it at exit.
-        _drop_output()
+        drop_output()
         words = sys.argv[1:] if arguments is None else arguments
         return exit_codes.INTERRUPTED if {*words[:1]} & {*JUDGING} else exit_codes.PASS
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise
-        _drop_output()
-        click.echo(f"fm: the output cannot be written ({error.strerror}); free space", err=True)
+        drop_output()
+        say_full(error)
         return exit_codes.INCOMPLETE
     return int(code or exit_codes.PASS)
-
-
-def _drop_output() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -14,17 +15,35 @@ DEFAULT_DB = Path("results/fm.db")
 DEFAULT_REPORTS = Path("reports")
 DEFAULT_RESULTS = Path("results/RESULTS.md")
 
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What writing to a redirected standard output may end with; files of ours say so themselves."""
+
 
 @contextmanager
 def while_read() -> Iterator[None]:
-    """Write to standard output as long as somebody reads it.
+    """Write to standard output as long as somebody reads it and there is room for it.
 
     For a command with an exit code still to give, which `fm gate | head` must not turn into a pass.
     """
     try:
         yield
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        drop_output()
+        say_full(error)
+
+
+def drop_output() -> None:
+    """Write nothing more to standard output, also not what Python still holds at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def say_full(error: OSError) -> None:
+    """Say why standard output took no more."""
+    say(f"the output cannot be written ({error.strerror}); free space")
 
 
 def say(line: str) -> None:

@@ -94,10 +94,11 @@ def plan(context: click.Context, db: Path, json_path: Path | None) -> int:
                 target.open(model)
                 matrix = checked(matrix, model, target)
     found = forecast(matrix, read_past(db, chosen.target))
+    if json_path is not None:
+        write_report(json_path, plan_json(found))
     for line in plan_lines(found):
         click.echo(line)
     if json_path is not None:
-        write_report(json_path, plan_json(found))
         click.echo(f"json: {json_path}")
     return exit_codes.PASS
 
