@@ -253,4 +253,6 @@ def git_state(folder: Path | None = None) -> GitState:
     if not top or Path(top).resolve() != root:
         return GitState("", is_dirty=False)
     sha = output_of("git", "-C", str(root), "rev-parse", "HEAD").strip()
-    return GitState(sha, bool(output_of("git", "-C", str(root), "status", "--porcelain").strip()))
+    # Without locks: somebody may be working in the checkout.
+    status = ("git", "--no-optional-locks", "-C", str(root), "status", "--porcelain")
+    return GitState(sha, bool(output_of(*status).strip()))

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from engine.errors import SettingError
 from harness.cell import Cell
 from harness.choices import Choices
-from harness.matrix import (
-    Matrix,
-    Pair,
-    PlannedTrial,
-    identity_reference,
-    ratio_baseline,
-    skip_model,
-)
+from harness.matrix import Matrix, Pair, PlannedTrial, identity_reference, ratio_baseline
 from harness.partings import Finished
 from harness.run import Planned
 from harness.store import (
@@ -98,17 +91,25 @@ def pending_trials(matrix: Matrix, data: RunData, models: Mapping[str, ModelRow]
 
 
 def skipping_as_planned(matrix: Matrix, data: RunData) -> Matrix:
-    """Return the matrix without the models that a stored run could not get when it began.
+    """Return the matrix without the pairs that a stored run left out when it began.
 
-    They may be within reach now; the run goes on as planned, and without them.
+    What stood in their way, such as a model out of reach, may be gone; the run goes on as planned.
     """
     names = {row.key: row.name for row in data.models}
-    tried = {names[row.model] for row in data.trials if row.status != "skipped"}
-    reasons = {names[row.model]: row.reason for row in data.trials if row.status == "skipped"}
-    for model, reason in reasons.items():
-        if model not in tried:
-            matrix = skip_model(matrix, model, reason)
-    return matrix
+    reasons = {
+        (names[row.model], row.workload, row.cell): row.reason
+        for row in data.trials
+        if row.status == "skipped"
+    }
+    pairs = (
+        replace(pair, skip_reason=pair.skip_reason or reasons.get(_names(pair), ""))
+        for pair in matrix.pairs
+    )
+    return replace(matrix, pairs=tuple(pairs))
+
+
+def _names(pair: Pair) -> tuple[str, str, str]:
+    return (pair.model, pair.workload.digest, pair.cell.digest)
 
 
 def finished_trials(
