@@ -397,12 +397,14 @@ tell()
 """
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device here is always full")
-def test_an_output_that_takes_no_more_is_one_line(core: Run) -> None:
+def into_full(folder: Path, *arguments: str) -> tuple[int, str]:
+    """Run a command whose standard output takes nothing; return its code and its errors."""
+    if not Path("/dev/full").exists():
+        pytest.skip("no device here is always full")
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            [*FM, "report"],
-            cwd=core.folder,
+            [*FM, *arguments],
+            cwd=folder,
             env=environment(),
             stdout=full,
             stderr=subprocess.PIPE,
@@ -410,9 +412,26 @@ def test_an_output_that_takes_no_more_is_one_line(core: Run) -> None:
             timeout=3 * WAIT_S,
             check=False,
         )
-    assert done.returncode == 6
-    assert done.stderr.startswith("fm: the output cannot be written (")
-    assert len(done.stderr.splitlines()) == 1
+    return done.returncode, done.stderr
+
+
+def test_an_output_that_takes_no_more_is_one_line(core: Run) -> None:
+    code, told = into_full(core.folder, "report")
+    assert code == 6
+    assert told.startswith("fm: the output cannot be written (")
+    assert len(told.splitlines()) == 1
+
+
+def test_a_verdict_does_not_depend_on_who_takes_the_output(core: Run) -> None:
+    code, told = into_full(core.folder, "gate", "latest")
+    assert code == fm(core.folder, "gate", "latest").code
+    assert "the output cannot be written" in told
+
+
+def test_the_json_of_a_plan_does_not_depend_on_who_takes_the_output(tmp_path: Path) -> None:
+    code, _ = into_full(tmp_path, "plan", *TINY, "--cells", "serial", "--json", "plan.json")
+    assert code == 6
+    assert strict_json((tmp_path / "plan.json").read_text())["pairs"]
 
 
 def test_help_and_reports_load_little() -> None:

@@ -13,7 +13,8 @@ import pytest
 from engine.errors import DownloadError, SettingError
 from harness import exit_codes, machine, session
 from harness.choices import Choices
-from harness.conclusion import Places
+from harness.claim import lock_file
+from harness.conclusion import Places, resume_hint
 from harness.machine import GitState
 from harness.progress import LineProgress, fetching_to
 from harness.session import Session, command_of, matrix_of
@@ -127,3 +128,19 @@ def test_a_shell_reads_the_command_of_a_run_as_it_was_given() -> None:
     assert given["--target"] == "http://127.0.0.1:1/v1;x"
     assert given["--tag"] == "it's; here"
     assert given["--temperature"] == "0.5"
+
+
+def test_a_shell_reads_how_to_go_on_as_it_is_meant() -> None:
+    places = Places(db=Path("my runs/fm.db"), reports=Path("reports"))
+    words = shlex.split(resume_hint("01A", places))
+    assert words == ["go", "on", "with:", "fm", "run", "--resume", "01A", "--db", "my runs/fm.db"]
+
+
+def test_a_database_has_one_claim_by_whatever_name_it_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link.db").symlink_to(tmp_path / "real" / "fm.db")
+    monkeypatch.chdir(tmp_path / "real")
+    names = (Path("fm.db"), tmp_path / "real" / "fm.db", tmp_path / "link.db")
+    assert {lock_file(name) for name in names} == {tmp_path / "real" / "fm.db-runs.lock"}

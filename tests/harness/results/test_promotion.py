@@ -413,3 +413,8 @@ def test_runs_are_concluded_before_they_are_promoted(tmp_path: Path) -> None:
         finish(store, steady_run(TWO, blocks=3))
         assert [run.quotable for run in store.list_runs()] == [False, True]
     assert CHAT.name == "short-chat"
+
+
+def test_what_a_kill_leaves_beside_the_page_is_no_change_of_the_checkout() -> None:
+    ignored = (Path(__file__).parents[3] / ".gitignore").read_text().splitlines()
+    assert any(Path("results/RESULTS.md.123.partial").match(pattern) for pattern in ignored)
