@@ -128,9 +128,8 @@ class RunLoop:
             record = _failed(item.row, broken) if broken else self._attempt(item)
             seconds = self.clock() - started_s
             with uninterrupted():
-                self._save(self.store.record_trial(record))
                 conditions = [*self.sampled(), self.observe(record.trial)]
-                self._save(self.store.record_conditions(conditions))
+                self._save(self.store.record_trial(record, conditions))
             pending.remove(item)
             if record.trial.status == "done":
                 finished.append(Finished(item.trial.pair, record))

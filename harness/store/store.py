@@ -184,11 +184,16 @@ class EvalStore:
             run_id, self._connection.read(lambda raw: reads.report_data(raw, run_id))
         )
 
-    def record_trial(self, record: TrialRecord) -> SaveOutcome:
+    def record_trial(
+        self, record: TrialRecord, conditions: Sequence[ConditionRow] = ()
+    ) -> SaveOutcome:
         """Store a trial (status done, failed or skipped) with all its requests, in one transaction.
 
         A trial that is no longer pending is left as it is: the same record twice is stored once.
         After an outcome with `saved` False the run should end with exit code 6; it is resumable.
+
+        Args:
+            conditions: samples of the machine up to its end; no kill leaves a trial without them.
         """
         assert record.trial.status != "pending", "a pending trial has nothing to record"
         content = {
@@ -196,19 +201,21 @@ class EvalStore:
             "requests": [encode(row) for row in record.requests],
             "accepts": [encode(row) for row in record.accepts],
         }
-        return self._record(record.trial.run_id, "trial", [content])
+        samples = [("condition", encode(row)) for row in conditions]
+        return self._record(record.trial.run_id, [("trial", content), *samples])
 
     def record_conditions(self, rows: Sequence[ConditionRow]) -> SaveOutcome:
         """Store samples of the machine's state; all of one run."""
-        return self._record(rows[0].run_id if rows else "", "condition", list(map(encode, rows)))
+        samples = [("condition", encode(row)) for row in rows]
+        return self._record(rows[0].run_id if rows else "", samples)
 
     def record_divergences(self, rows: Sequence[DivergenceRow]) -> SaveOutcome:
         """Store the oracle's judgement of replies of the run that was begun or resumed last."""
-        return self._record(self._run_id, "divergence", list(map(encode, rows)))
+        return self._record(self._run_id, [("divergence", encode(row)) for row in rows])
 
     def record_law(self, row: LawRow) -> SaveOutcome:
         """Store what a reply's draws say, of the run that was begun or resumed last."""
-        return self._record(self._run_id, "law", [encode(row)])
+        return self._record(self._run_id, [("law", encode(row))])
 
     def record_gates(self, run_id: str, rows: Sequence[GateRow]) -> SaveOutcome:
         """Replace the run's gates."""
@@ -337,17 +344,19 @@ class EvalStore:
             raise UnknownNameError("run", run_id, [run.run_id for run in self.list_runs(10)])
         return data
 
-    def _record(self, run_id: str, kind: str, contents: Sequence[Mapping[str, Any]]) -> SaveOutcome:
-        """Write observations of one kind in one transaction, else spool them."""
+    def _record(
+        self, run_id: str, observed: Sequence[tuple[str, Mapping[str, Any]]]
+    ) -> SaveOutcome:
+        """Write observations, each with its kind, in one transaction, else spool them."""
 
         def write_all(raw: sqlite3.Connection) -> None:
-            for content in contents:
+            for kind, content in observed:
                 _WRITERS[kind](raw, content)
 
         outcome = self._conclude(write_all)
         if outcome.saved:
             return outcome
-        files = [self._spool.append(run_id, kind, content) for content in contents]
+        files = [self._spool.append(run_id, kind, content) for kind, content in observed]
         return SaveOutcome(
             saved=False, spool=files[-1], reason=f"{outcome.reason}; kept in {files[-1]}"
         )

@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import json
 import shlex
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from harness.machine import GitState
 from harness.progress import LineProgress, fetching_to
 from harness.session import Session, command_of, matrix_of
 from harness.store import EvalStore
+from harness.store.connection import Connection
 from harness.target import TrialJob
 from tests.harness.scripted import Scripted
 from tests.harness.test_session import CHOICES, Supply, carried_out, reasons
@@ -144,3 +148,30 @@ def test_a_database_has_one_claim_by_whatever_name_it_goes(
     monkeypatch.chdir(tmp_path / "real")
     names = (Path("fm.db"), tmp_path / "real" / "fm.db", tmp_path / "link.db")
     assert {lock_file(name) for name in names} == {tmp_path / "real" / "fm.db-runs.lock"}
+
+
+def test_no_moment_leaves_a_trial_without_the_samples_of_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the database holds after each transaction is what a kill there leaves behind."""
+    unwatched = []
+
+    def look() -> None:
+        query = """
+            SELECT COUNT(*) FROM trials AS t WHERE t.status = 'done'
+            AND t.trial_id NOT IN (SELECT trial_id FROM conditions WHERE trial_id IS NOT NULL)
+        """
+        with closing(sqlite3.connect(tmp_path / "fm.db")) as raw:
+            unwatched.append(raw.execute(query).fetchone()[0])
+
+    write = Connection.write
+
+    def write_and_look(store: Connection, change: Callable[[sqlite3.Connection], object]) -> object:
+        done = write(store, change)
+        look()
+        return done
+
+    monkeypatch.setattr(Connection, "write", write_and_look)
+    carried_out(Supply(False), tmp_path, monkeypatch, lambda work: work.start(matrix_of(CHOICES)))
+    assert len(unwatched) > 18
+    assert set(unwatched) == {0}

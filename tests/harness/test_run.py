@@ -348,14 +348,11 @@ def test_a_store_that_takes_no_more_rows_ends_the_run_and_keeps_the_sample(tmp_p
     class FullStore:
         """The disk fills up with the third trial."""
 
-        def record_trial(self, record: TrialRecord) -> SaveOutcome:
+        def record_trial(self, record: TrialRecord, rows: list[ConditionRow]) -> SaveOutcome:
             kept.append(record)
             if len(kept) < 3:
                 return bench.store.record_trial(record)
             return SaveOutcome(saved=False, spool=tmp_path / "spool.jsonl", reason="disk full")
-
-        def record_conditions(self, rows: list[ConditionRow]) -> SaveOutcome:
-            return SaveOutcome(saved=True)
 
     target = Scripted()
     loop = RunLoop(
