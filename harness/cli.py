@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -91,6 +92,9 @@ def _run_command(arguments: Sequence[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         words = sys.argv[1:] if arguments is None else arguments
         return exit_codes.INTERRUPTED if {*words[:1]} & {*JUDGING} else exit_codes.PASS
+    except Exception:  # noqa: BLE001  # Python would exit with 1, which is the verdict of a regression
+        traceback.print_exc()
+        return exit_codes.INCOMPLETE
     return int(code or exit_codes.PASS)
 
 
