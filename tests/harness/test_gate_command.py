@@ -245,6 +245,31 @@ def test_doubled_mask_fills_are_caught_against_the_base(copy: Copy, tmp_path: Pa
     assert "with uncommitted changes, base: " in note
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_gate_that_is_ended_removes_its_checkout(
+    copy: Copy, tmp_path: Path, number: signal.Signals
+) -> None:
+    """As CI ends what is not wanted any more, here as soon as the base is checked out."""
+    child = subprocess.Popen(
+        [
+            *(sys.executable, "-P", "-m", "harness.cli", "gate", "--db", "fm.db", "--quiet"),
+            *("--base", "HEAD", "--models", "tiny-thinking", "--cells", "serial"),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(copy.root)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stderr is not None
+    while not (line := child.stderr.readline()).startswith("base: "):
+        assert line, "it ended before the base was checked out"
+    assert worktrees(copy.root)
+    child.send_signal(number)
+    child.communicate(timeout=TIMEOUT_S)
+    assert child.returncode == exit_codes.INTERRUPTED
+    assert not worktrees(copy.root)
+
+
 def test_a_run_of_two_sides_that_was_killed_goes_on_and_counts_no_trial_twice(
     copy: Copy, tmp_path: Path
 ) -> None:
