@@ -101,11 +101,12 @@ def _run_command(arguments: Sequence[str] | None) -> int:
         drop_output()
         words = sys.argv[1:] if arguments is None else arguments
         return exit_codes.INTERRUPTED if {*words[:1]} & {*JUDGING} else exit_codes.PASS
-    except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
-        drop_output()
-        say_full(error)
+    except Exception as error:  # noqa: BLE001  # Python would exit with 1, a regression's verdict
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
+            drop_output()
+            say_full(error)
+        else:
+            traceback.print_exc()
         return exit_codes.INCOMPLETE
     return int(code or exit_codes.PASS)
 

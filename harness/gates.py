@@ -144,7 +144,9 @@ def routing(index: RunIndex, place: Place) -> Iterator[GateRow]:
     cell = index.cell(place)
     if not cell.expected_lane:
         return
-    told = [item for item in index.measured(index.trials(place)) if item.lane_taken]
+    replies = list(index.measured(index.trials(place)))
+    told = [item for item in replies if item.lane_taken]
+    untold = sum(item.status == "ok" and not item.lane_taken for item in replies)
     wrong = [item for item in told if item.lane_taken != cell.expected_lane]
     silent = [item for item in told if cell.lane != item.lane_taken and not item.lane_reason]
     notes = [
@@ -153,8 +155,9 @@ def routing(index: RunIndex, place: Place) -> Iterator[GateRow]:
     ]
     notes += [f"prompt {item.prompt_id} was routed without a reason" for item in silent]
     notes += [] if told else ["no request says which lane it took"]
+    notes += [f"{untold} of {len(replies)} replies name no lane"] if told and untold else []
     share = (len(told) - len(wrong)) / len(told) if told else None
-    status = _status(bool(wrong or silent), len(told))
+    status = _status(bool(wrong or silent), 0 if untold else len(told))
     yield _row(index, place, "routing", status, share, len(told), notes)
 
 

@@ -12,6 +12,7 @@ from harness.base.two_sides import TwoSides
 from harness.base.worktree import Checkout, checked_out, commit_of, own_checkout
 from harness.choices import Choices
 from harness.conclusion import Concluded, Places
+from harness.interrupts import interruptible
 from harness.machine import git_state
 from harness.planned import choices_of
 from harness.progress import Fetching, Progress
@@ -59,7 +60,8 @@ class Comparison:
 
     @contextmanager
     def _session(self, head: Checkout, chosen: Choices) -> Iterator[Session]:
-        with checked_out(head.root, chosen.base) as base:
+        # From here on there is something to remove, whoever ends this process.
+        with interruptible(), checked_out(head.root, chosen.base) as base:
             self.progress.note(f"base: {base.sha[:12]}, head: {described(head)}")
             tell = self.progress.note
             target = TwoSides(

@@ -73,6 +73,8 @@ class SideProcess:
             stderr=self._errors,
             text=True,
             encoding="utf-8",
+            # What is no UTF-8 is no answer either: it must not end the thread that reads.
+            errors="replace",
             env=os.environ | {"PYTHONPATH": _import_path(root)},
             # A Ctrl-C on the terminal is for fm, which then ends the child in order.
             start_new_session=True,

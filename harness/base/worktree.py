@@ -15,6 +15,7 @@ from pathlib import Path
 
 import harness
 from engine.errors import SettingError
+from harness.interrupts import uninterrupted
 from harness.machine import git_state
 
 CHILD = Path("harness/base/child.py")
@@ -111,9 +112,12 @@ def _locked(folder: Path) -> Iterator[bool]:
     """Hold the lock of a checkout's folder; False where another process has it."""
     try:
         file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError:
+    except FileNotFoundError:
         # The folder is gone, so nobody uses it.
         yield True
+        return
+    except OSError:
+        yield False
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -130,7 +134,8 @@ def _removed_at_end(root: Path, tree: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        _remove(root, tree)
+        with uninterrupted():
+            _remove(root, tree)
 
 
 def _remove(root: Path, tree: Path) -> None:
@@ -165,6 +170,8 @@ def _git(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
             errors="replace",
             env=env | {"LC_ALL": "C"},
             timeout=GIT_TIMEOUT_S,
+            # A Ctrl-C on the terminal is for fm, which may be removing a checkout by then.
+            start_new_session=True,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:

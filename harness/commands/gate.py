@@ -72,7 +72,8 @@ def gate(
         if base is not None:
             concluded = comparison.start(_choices(context), base)
         else:
-            concluded = comparison.resume(resume or "latest")
+            assert resume is not None
+            concluded = comparison.resume(resume)
         _tell(concluded)
         if concluded.report is None:
             return concluded.exit_code
@@ -81,7 +82,8 @@ def gate(
     from harness.store import EvalStore
 
     with EvalStore.open_existing(db) as store:
-        data = store.load_run(store.find_run(run or "latest").run_id)
+        # An empty name, as of a variable that CI did not set, is not the latest run.
+        data = store.load_run(store.find_run("latest" if run is None else run).run_id)
     judgement = judge(data, rules, is_strict=strict)
     return _concluded(judgement, files)
 
@@ -124,7 +126,9 @@ def _check_flags(
     context: click.Context, run: str | None, base: str | None, resume: str | None, force: bool
 ) -> None:
     given = [
-        name for name, value in (("RUN", run), ("--base", base), ("--resume", resume)) if value
+        name
+        for name, value in (("RUN", run), ("--base", base), ("--resume", resume))
+        if value is not None
     ]
     if len(given) > 1:
         raise SettingError(f"{' and '.join(given)} exclude each other; give one of them")

@@ -3,7 +3,8 @@
 Budgets of drafts that follow measured times make what they decide differ between two runs of one
 build. Counts that depend on them are told of such cells and decide nothing; cells with
 `@draft_budgets=fixed` draft the same every time. What an engine has come to over a run (grammars
-compiled, bytes held) decides nothing in a run that was gone on with: its engines began twice.
+compiled, bytes held) decides nothing in a run that was gone on with, since its engines began twice,
+and none where the head alone ran some cell.
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ def _group_count(
         one, other = shared(index, place, twin)
         ours += one
         theirs += other
-    exact = not _was_resumed(index)
+    exact = not _was_resumed(index) and not unshared(index, group.model)
     if counter.follows_drafts:
         exact = exact and all(is_exact(index.cell(place)) for place, _ in members)
     return Count(
@@ -187,6 +188,21 @@ def _group_count(
         head=counter.read(ours, []),
         base=counter.read(theirs, []),
         is_exact=exact,
+    )
+
+
+def unshared(index: RunIndex, model: str) -> tuple[str, ...]:
+    """Return the cells that engines of the head alone ran: they hold memory, and grammars."""
+    return tuple(
+        dict.fromkeys(
+            place.cell
+            for place in index.places()
+            if place.model == model
+            and index.cell(place).kind not in ("aa", "peer")
+            and not side_of(place.cell)
+            and index.trials(place, "done")
+            and not index.trials(place.other(on_side(place.cell, BASE)), "done")
+        )
     )
 
 

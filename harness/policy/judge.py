@@ -13,7 +13,7 @@ from dataclasses import replace
 from harness import gates
 from harness.cell_name import BASE, on_side, side_of
 from harness.conditions.verdict import blemishes
-from harness.policy.counters import COUNTERS, Count, counts, pairs, shared
+from harness.policy.counters import COUNTERS, Count, counts, pairs, shared, unshared
 from harness.policy.family import NOISE_ERROR, Effect, Gains, is_noisy
 from harness.policy.family import judge as judge_family
 from harness.policy.floors import floor_findings
@@ -252,7 +252,8 @@ def _metrics(index: RunIndex, policy: Policy, noise: Sequence[Finding]) -> Itera
         for place, effect in zip(
             [*places[name], *_whole(effects, places[name])], effects, strict=True
         ):
-            doubt = _doubt(index, place, noisy)
+            timing = METRICS[name].is_timing
+            doubt = _doubt(index, place, noisy) if timing else _more_held(index, place)
             yield _metric(name, policy.metrics[name], place, effect, machine, doubt)
 
 
@@ -269,6 +270,13 @@ def _doubt(index: RunIndex, place: Place, noisy: frozenset[Place]) -> str:
     return ""
 
 
+def _more_held(index: RunIndex, place: Place) -> str:
+    """Return why the memory of both sides cannot be compared, "" where it can."""
+    models = [place.model] if place.model else list(index.models)
+    cells = [cell for model in models for cell in unshared(index, model)]
+    return f"this checkout alone holds an engine of {', '.join(cells)}" if cells else ""
+
+
 def _whole(effects: Sequence[Effect], places: Sequence[Place]) -> list[Place]:
     """Return the place of the mean over all cells, where there is one."""
     return [Place("", "", ALL_CELLS)] * (len(effects) - len(places))
@@ -279,16 +287,16 @@ def _gains(index: RunIndex, place: Place, twin: Place, name: str, rule: MetricRu
     metric = METRICS[name]
     head, base = by_block(index, place, metric), by_block(index, twin, metric)
     blocks = sorted(head.keys() & base.keys())
-    if not blocks:
-        return None
-    usual = percentile([base[block] for block in blocks], 50) or 1.0
-    delta = max(rule.delta, rule.ignore_below / usual)
     better, worse = (head, base) if metric.is_better_high else (base, head)
     gains = {
         block: gain
         for block in blocks
         for gain in log_ratios({block: better[block]}, {block: worse[block]})
     }
+    if not gains:
+        return None
+    usual = percentile([base[block] for block in blocks], 50) or 1.0
+    delta = max(rule.delta, rule.ignore_below / usual)
     limit = math.log1p(-min(delta, 0.999)) if metric.is_better_high else -math.log1p(delta)
     return Gains(
         values=tuple(gains.values()),
@@ -306,7 +314,11 @@ def _metric(
     machine: Sequence[str],
     doubt: str,
 ) -> Finding:
-    """Return the finding of one comparison; the times of an unfit machine get no verdict."""
+    """Return the finding of one comparison; the times of an unfit machine get no verdict.
+
+    Args:
+        doubt: why it deserves none on any machine, "" where it does.
+    """
     is_hard = rule.mode == "hard"
     finding = Finding(
         kind="metric",
@@ -318,9 +330,7 @@ def _metric(
         n=effect.n,
         effect=effect,
     )
-    if not METRICS[name].is_timing:
-        return finding
-    if machine and is_hard:
+    if machine and is_hard and METRICS[name].is_timing:
         return replace(finding, status="refused", detail=machine[0])
     return replace(finding, status="inconclusive", detail=doubt) if doubt else finding
 

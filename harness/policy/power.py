@@ -29,6 +29,8 @@ class Setting:
         metrics: speeds that are compared beside each other; the drop is in the first.
         outliers: share of trials that a disturbance slows down, by 0.5 in the logarithm on average.
         machine: standard deviation between machines; both sides of a block share theirs.
+        process: standard deviation of what one side's process adds to a cell in all blocks, e.g. by
+            where its memory lies: no shuffling meets that.
     """
 
     cells: int = 24
@@ -38,6 +40,7 @@ class Setting:
     metrics: int = 1
     outliers: float = 0.0
     machine: float = 0.0
+    process: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,8 @@ def _gains(setting: Setting, metric: int, rng: np.random.Generator) -> list[Gain
     logs = rng.normal(0, setting.noise, shape)
     is_hit = rng.random(shape) < setting.outliers
     logs -= is_hit * rng.exponential(0.5, shape)
+    if setting.process:
+        logs += rng.normal(0, setting.process, (*shape[:2], 1))
     gains = logs[0] - logs[1]
     if setting.machine:
         # Drawn apart, so that the other noise stays the same; it cancels in every ratio.
@@ -74,14 +79,24 @@ def _gains(setting: Setting, metric: int, rng: np.random.Generator) -> list[Gain
     if metric == 0:
         gains[0] += math.log1p(-setting.drop)
     limit = math.log1p(-DELTA)
-    return [Gains(values=tuple(map(float, row)), limit=limit, is_better_high=True) for row in gains]
+    return [
+        Gains(
+            values=tuple(map(float, row)),
+            limit=limit,
+            is_better_high=True,
+            trials=tuple((cell, block) for block in range(setting.blocks)),
+        )
+        for cell, row in enumerate(gains)
+    ]
 
 
 SETTINGS = [
     Setting(drop=drop, metrics=metrics, outliers=outliers)
     for metrics, outliers in ((1, 0.0), (3, 0.0), (3, 0.05))
     for drop in (0.0, 0.10, 0.30)
-] + [Setting(cells=6, noise=0.02, metrics=3, drop=drop) for drop in (0.0, 0.05, 0.08)]
+]
+SETTINGS += [Setting(cells=6, noise=0.02, metrics=3, drop=drop) for drop in (0.0, 0.05, 0.08)]
+SETTINGS += [Setting(cells=6, noise=0.02, metrics=3, process=lasting) for lasting in (0.005, 0.01)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

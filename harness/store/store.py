@@ -271,7 +271,11 @@ class EvalStore:
         for line in read_spool(path):
             taken = self._take_in(line.kind, line.content) if line.kind else None
             counts[taken] += 1
-        kept = put_aside(path) if counts[None] else remove(path)
+        kept = None
+        if counts[None]:
+            kept = put_aside(path)
+        else:
+            remove(path)
         return ImportOutcome(
             imported=counts[True], known=counts[False], damaged=counts[None], kept=kept
         )

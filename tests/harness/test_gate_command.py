@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -83,6 +85,30 @@ def test_a_verdict_comes_out_also_where_nobody_reads_what_is_said(tmp_path: Path
     assert json.loads((tmp_path / "g.json").read_text())["exit_code"] == exit_codes.CORRECTNESS
 
 
+def test_a_run_without_a_name_is_not_the_latest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As in `fm gate "$RUN"` where CI did not set it."""
+    monkeypatch.chdir(tmp_path)
+    stored(tmp_path)
+    code, out, err = called(capfd, "", "--db", "fm.db")
+    assert (code, out) == (exit_codes.USAGE, "")
+    assert "unknown run ''" in err
+
+
+def test_a_gate_that_breaks_down_found_no_regression(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Python itself would exit with 1."""
+    monkeypatch.chdir(tmp_path)
+    stored(tmp_path)
+    with closing(sqlite3.connect("fm.db", isolation_level=None)) as raw:
+        raw.execute("update cells set features = 'no list'")
+    code, out, err = called(capfd, "--db", "fm.db")
+    assert (code, out) == (exit_codes.INCOMPLETE, "")
+    assert "JSONDecodeError" in err
+
+
 def test_a_gate_that_comes_to_nothing_leaves_no_file_of_an_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +132,8 @@ def test_a_gate_that_comes_to_nothing_leaves_no_file_of_an_earlier_one(
         (["--base", "nonesuch"], "--base 'nonesuch' is no commit of"),
         (["--base", "HEAD", "--cells", "warp"], "unknown cell 'warp'"),
         (["--resume", "latest"], "there is no database"),
+        (["", "--base", "HEAD"], "RUN and --base exclude each other"),
+        (["--base", "", "--cells", "serial"], "--base '' is no commit of"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -215,6 +243,31 @@ def test_doubled_mask_fills_are_caught_against_the_base(copy: Copy, tmp_path: Pa
     assert caught.exit_code == exit_codes.REGRESSION
     (note,) = [note for note in caught.report["notes"] if note.startswith("head: ")]
     assert "with uncommitted changes, base: " in note
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_gate_that_is_ended_removes_its_checkout(
+    copy: Copy, tmp_path: Path, number: signal.Signals
+) -> None:
+    """As CI ends what is not wanted any more, here as soon as the base is checked out."""
+    child = subprocess.Popen(
+        [
+            *(sys.executable, "-P", "-m", "harness.cli", "gate", "--db", "fm.db", "--quiet"),
+            *("--base", "HEAD", "--models", "tiny-thinking", "--cells", "serial"),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(copy.root)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stderr is not None
+    while not (line := child.stderr.readline()).startswith("base: "):
+        assert line, "it ended before the base was checked out"
+    assert worktrees(copy.root)
+    child.send_signal(number)
+    child.communicate(timeout=TIMEOUT_S)
+    assert child.returncode == exit_codes.INTERRUPTED
+    assert not worktrees(copy.root)
 
 
 def test_a_run_of_two_sides_that_was_killed_goes_on_and_counts_no_trial_twice(

@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 import yaml
 
+from harness.base.worktree import commit_of
 from harness.cell import load_cells
 from harness.choices import Choices
 from harness.cli import cli
 from harness.commands.matrix_flags import choices_of
+from harness.commands.places import DEFAULT_DB
 from harness.policy.policy_file import load_policy
 from harness.workload import load_workload
+from tests.harness.base.test_worktree import git
 
 ROOT = Path(__file__).parents[2]
 WORKFLOW = ROOT / ".github" / "workflows" / "fm-gate.yml"
@@ -77,8 +80,55 @@ def test_the_base_is_fetched_before_it_is_named(steps: list[dict[str, Any]]) -> 
     assert steps[0] is checkout
 
 
+def named_base(steps: list[dict[str, Any]], root: Path, before: str) -> str:
+    """Run the step that names the base in a repository, and return the commit that it names."""
+    (step,) = [step for step in steps if step.get("name") == "Name the base"]
+    told = root.parent / "environment"
+    told.unlink(missing_ok=True)
+    subprocess.run(
+        ["bash", "-e", "-c", step["run"]],
+        cwd=root,
+        env={**os.environ, "BEFORE": before, "GITHUB_ENV": str(told)},
+        capture_output=True,
+        check=True,
+    )
+    name, _, base = told.read_text().strip().partition("=")
+    assert name == "BASE"
+    return commit_of(root, base)
+
+
+def test_a_merge_is_compared_with_the_branch_and_a_push_with_all_before_it(
+    steps: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    root = tmp_path / "checkout"
+    root.mkdir()
+    git(root, "init", "--quiet", "--initial-branch=main")
+    shas = []
+    for text in ("first", "second", "third"):
+        (root / "file").write_text(text)
+        git(root, "add", "--all")
+        git(root, "commit", "--quiet", "-m", text)
+        shas.append(commit_of(root, "HEAD"))
+    git(root, "checkout", "--quiet", "-b", "change", shas[0])
+    git(root, "commit", "--quiet", "--allow-empty", "-m", "change")
+    git(root, "checkout", "--quiet", "main")
+    git(root, "merge", "--quiet", "--no-ff", "-m", "as CI does", "change")
+    assert named_base(steps, root, "HEAD~1") == shas[2]
+    git(root, "reset", "--quiet", "--hard", shas[2])
+    assert named_base(steps, root, shas[0]) == shas[0]
+    for gone in ("0" * 40, "e" * 40):
+        assert named_base(steps, root, gone) == shas[1]
+
+
+def test_each_push_to_the_main_branch_is_judged() -> None:
+    """A group runs one at a time, and of those that wait it keeps the newest alone."""
+    group = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["concurrency"]["group"]
+    assert group == "fm-gate-${{ github.event_name == 'pull_request' && github.ref || github.sha }}"
+
+
 def test_reports_are_kept_whatever_the_verdict(steps: list[dict[str, Any]]) -> None:
     (kept,) = [step for step in steps if "upload-artifact" in step.get("uses", "")]
     assert kept["if"] == "always()"
+    assert {"reports/", str(DEFAULT_DB)} == set(kept["with"]["path"].split())
     (summary,) = [step for step in steps if "GITHUB_STEP_SUMMARY" in step.get("run", "")]
     assert summary["if"] == "always()"

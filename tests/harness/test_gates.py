@@ -244,6 +244,15 @@ def test_a_lane_that_is_taken_as_declared_needs_no_reason(tmp_path: Path) -> Non
     assert status(sample, tmp_path, "routing") == "pass"
 
 
+def test_a_reply_that_does_not_say_its_lane_is_not_taken_for_one_that_does(tmp_path: Path) -> None:
+    sample = Sample()
+    sample.add("serial", replies=[reply("p1"), reply("p2", lane_taken="")])
+    found = gate(sample, tmp_path, "routing")
+    assert found is not None
+    assert (found.status, found.n) == ("incomplete", 1)
+    assert found.detail == "1 of 2 replies name no lane"
+
+
 def test_peers_have_no_routing_gate(tmp_path: Path) -> None:
     sample = Sample()
     sample.add("mlx-lm", replies=[reply(lane_taken="serial")])

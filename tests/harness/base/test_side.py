@@ -150,6 +150,14 @@ def test_errors_of_a_side_keep_what_a_run_treats_them_as(
     other.close()
 
 
+def test_a_child_that_writes_no_text_is_ended(tmp_path: Path) -> None:
+    """A reader that gave up would leave everyone waiting for an answer."""
+    code = "import os, time; os.write(1, bytes([255, 10])); time.sleep(600)"
+    other = stub(tmp_path, code)
+    with pytest.raises(SideError, match="base side ended"):
+        other.open("tiny-thinking")
+
+
 def test_what_is_importable_here_is_importable_on_a_side(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,14 @@ def test_noise_between_machines_does_not_matter_since_both_sides_run_on_one() ->
     assert here == there
 
 
+def test_what_a_process_adds_throughout_is_met_by_delta_while_it_is_small() -> None:
+    """No shuffling tells it from a change of the code: docs/gating.md says where that ends."""
+    small = Setting(cells=6, noise=0.02, metrics=1, process=0.005)
+    assert simulate(small, runs=60, seed=4).any_failed <= 0.05
+    large = Setting(cells=6, noise=0.02, metrics=1, process=0.05)
+    assert simulate(large, runs=60, seed=4).any_failed > 0.05
+
+
 def test_a_small_change_that_all_cells_share_is_seen_in_their_mean() -> None:
     rng = np.random.default_rng(4)
     shared = rng.normal(math.log(0.93), 0.05, size=(12, 7))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,6 +16,7 @@ from harness.policy.files import Files
 from harness.policy.json_form import to_json
 from harness.policy.judgement import Judgement
 from harness.policy.junit import to_junit
+from harness.policy.policy_file import Floor, load_policy
 from harness.policy.summary import to_lines, to_markdown
 from harness.report import ReportError
 from tests.harness.policy.gate_runs import both, compared, judged
@@ -79,6 +82,60 @@ def test_what_is_missing_is_an_error_of_junit_and_never_green(tmp_path: Path) ->
     sample.plan("serial")
     found = suites(judged(sample, tmp_path))
     assert all(suite.get("errors") != "0" for suite in found.values())
+
+
+ATTRIBUTES = {
+    "testsuites": {"name", "time", "tests", "failures", "errors", "disabled"},
+    "testsuite": {
+        *("name", "tests", "failures", "errors", "skipped", "time", "timestamp", "hostname"),
+        *("id", "package", "disabled"),
+    },
+    "testcase": {"name", "classname", "time", "status", "assertions"},
+    "failure": {"type", "message"},
+    "error": {"type", "message"},
+    "skipped": {"type", "message"},
+}
+"""What the schema of Jenkins' xUnit plugin knows of elements that are written."""
+
+NEEDED = {
+    "testsuite": {"name", "tests", "failures", "errors", "time", "timestamp"},
+    "testcase": {"name", "classname", "time"},
+    "failure": {"type"},
+    "error": {"type"},
+}
+"""What that one or that of Ant's junitreport asks for."""
+
+
+def with_floors(folder: Path) -> Judgement:
+    """A gate with two floors and a metric of one name in one cell, one of which fails."""
+    sample = both(compared())
+    floors = (Floor(cell="serial", metric="tok_s", at_least=least) for least in (1.0, 99.0))
+    return judged(sample, folder, replace(load_policy(), floors=tuple(floors)))
+
+
+@pytest.mark.parametrize("name", ["mixed", "floors"])
+def test_junit_keeps_to_what_schemas_know(mixed: Judgement, tmp_path: Path, name: str) -> None:
+    judgement = mixed if name == "mixed" else with_floors(tmp_path)
+    root = ElementTree.fromstring(to_junit(judgement).encode())
+    for element in root.iter():
+        given = set(element.keys())
+        assert given <= ATTRIBUTES[element.tag]
+        assert NEEDED.get(element.tag, set()) <= given
+    for attribute in ("tests", "failures", "errors"):
+        assert root.get(attribute) == str(sum(int(suite.get(attribute, "")) for suite in root))
+    for suite in root:
+        assert datetime.fromisoformat(str(suite.get("timestamp"))).tzinfo is None
+
+
+def test_junit_names_each_case_once(tmp_path: Path) -> None:
+    """Readers keep one of two cases of a name, and which one failed would be chance."""
+    cases = [
+        (case.get("classname"), case.get("name"))
+        for suite in suites(with_floors(tmp_path)).values()
+        for case in suite
+    ]
+    assert len(cases) == len(set(cases))
+    assert {("tiny.short-chat.serial", name) for name in ("tok_s", "tok_s floor 2")} <= set(cases)
 
 
 def test_text_of_models_survives_in_xml_and_in_a_markdown_table(mixed: Judgement) -> None:

@@ -47,7 +47,7 @@ def test_a_file_changes_what_it_names_and_nothing_else(tmp_path: Path) -> None:
         [counters]
         drafted = { mode = "off" }
         [[floor]]
-        cell = "serial+spec"
+        cell = "spec"
         workload = "json-extract"
         at_least = 1.2
         [[floor]]
@@ -88,6 +88,7 @@ def test_a_file_changes_what_it_names_and_nothing_else(tmp_path: Path) -> None:
         ("[[floor]]\nmetric = 'ratio'\n", 1, "a floor names no cell"),
         ("[[floor]]\ncell = 'serial'\nmetrik = 'ratio'\n", 3, "unknown key 'metrik'"),
         ("[[floor]]\ncell = 'serial'\nmetric = 'speed'\n", 3, "it must be one of ratio, tok_s"),
+        ("[[floor]]\nat_least = 1\ncell = 'warp'\n", 3, "unknown cell 'warp'"),
         ("floor = 3\n", 1, "floor must be written as [[floor]]"),
         ("[metrics\n", 1, "fix the TOML"),
     ],

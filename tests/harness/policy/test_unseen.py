@@ -123,6 +123,28 @@ def test_what_engines_came_to_decides_nothing_where_they_began_twice(
     assert twice.exit_code == exit_codes.PASS
 
 
+@pytest.mark.parametrize("name", ["memory_bytes", "compiles"])
+@pytest.mark.parametrize("kind", ["new", "routing", "shared"])
+def test_what_the_head_alone_ran_is_not_held_against_its_other_cells(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    """Its engine keeps its memory, and its grammars stay compiled, while the others run."""
+    more = {"counters": {"compiles": 2}, "peak_mlx_bytes": 700_000_000}
+    less = {"counters": {"compiles": 1}, "peak_mlx_bytes": 600_000_000}
+    sample = both(compared(), head=lambda block: more, base=lambda block: less)
+    cell = {"new": FIXED, "routing": "batch4+spec@routed", "shared": "serial+grammar"}[kind]
+    for block in range(7):
+        sample.add(cell, block, **more)
+        if kind == "shared":
+            sample.add(f"{cell}@base", block, **less)
+    judgement = judged(sample, tmp_path)
+    group = "counter" if name == "compiles" else "metric"
+    told = [item for item in judgement.of(group) if item.name == name]
+    is_failed = any(item.is_hard and item.status == "fail" for item in told)
+    assert told
+    assert is_failed == (kind == "shared")
+
+
 # -- times that deserve no verdict -----------------------------------------------------------------
 
 
