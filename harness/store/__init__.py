@@ -13,6 +13,7 @@ from harness.store.loaded import (
     RunNames,
 )
 from harness.store.merge import MergeOutcome
+from harness.store.outcomes import ImportOutcome, SaveOutcome
 from harness.store.rows import (
     AcceptRow,
     CellRow,
@@ -20,14 +21,12 @@ from harness.store.rows import (
     ConditionRow,
     DivergenceRow,
     GateRow,
-    ImportOutcome,
     LawRow,
     ModelRow,
     PromotionRow,
     RequestRow,
     RunPlan,
     RunRow,
-    SaveOutcome,
     TrialRecord,
     TrialRow,
     WorkloadRow,

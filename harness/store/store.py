@@ -18,17 +18,16 @@ from harness.store.connection import Connection, StoreError, snapshot
 from harness.store.history import Names, PastCell, past_cells
 from harness.store.loaded import RunData, RunFilter, RunNames
 from harness.store.merge import MergeOutcome
+from harness.store.outcomes import ImportOutcome, SaveOutcome
 from harness.store.rows import (
     ComparisonRow,
     ConditionRow,
     DivergenceRow,
     GateRow,
-    ImportOutcome,
     LawRow,
     PromotionRow,
     RunPlan,
     RunRow,
-    SaveOutcome,
     TrialRecord,
     TrialRow,
     utc_now,
