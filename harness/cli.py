@@ -76,12 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # A terminal that cannot show a character must not end a run.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    try:
-        code = _run_command(arguments)
-    except Exception:  # noqa: BLE001  # Python's own exit code, 1, would tell of a regression
-        traceback.print_exc()
-        code = exit_codes.INCOMPLETE
-    sys.exit(code)
+    sys.exit(_run_command(arguments))
 
 
 def _run_command(arguments: Sequence[str] | None) -> int:

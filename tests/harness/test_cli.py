@@ -344,7 +344,6 @@ def test_a_run_is_not_resumed_under_other_kill_switches(fm_here: Fm) -> None:
     assert fm_here(*AGAIN, FM_PIPELINE="0", FM_REJECTION="0").code == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda item: item.name)
 def test_a_bug_of_ours_is_no_regression(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -358,6 +357,7 @@ def test_a_bug_of_ours_is_no_regression(
     assert "RuntimeError: a bug" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda item: item.name)
 def test_an_interrupted_run_says_so_and_then_how_to_go_on(
     tmp_path: Path, number: signal.Signals
 ) -> None:
