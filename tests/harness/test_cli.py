@@ -333,9 +333,12 @@ def test_an_engine_that_leaves_the_law_fails_the_run(
     assert "the tokens do not come from the law" in done.out
 
 
-def test_a_run_is_not_resumed_under_other_kill_switches(fm_here: Fm) -> None:
+def test_a_run_is_not_resumed_under_other_kill_switches(tmp_path: Path, fm_here: Fm) -> None:
     short = ("run", *TINY, "--cells", "serial", "--workloads", "short-chat", "--db", "fm.db")
     assert fm_here(*short, FM_REJECTION="0", FM_PIPELINE="0").code == 0
+    with sqlite3.connect(tmp_path / "fm.db") as raw:
+        raw.execute("UPDATE runs SET status = 'interrupted', exit_code = 130")
+    raw.close()
     refused = fm_here(*AGAIN, FM_PIPELINE="0", FM_SPEC="0")
     assert refused.code == 2
     assert "began with FM_REJECTION=0 and without FM_SPEC=0" in refused.err
