@@ -255,6 +255,26 @@ def test_a_gate_that_is_ended_removes_its_checkout(
     assert not worktrees(copy.root)
 
 
+def test_a_gate_that_nobody_watches_any_more_is_no_pass(copy: Copy, tmp_path: Path) -> None:
+    """`fm gate --base main 2>&1 | head -1` ends in the middle of the run, without a verdict."""
+    child = subprocess.Popen(
+        [
+            *(sys.executable, "-P", "-m", "harness.cli", "gate", "--db", "fm.db", "--quiet"),
+            *("--base", "HEAD", "--models", "tiny-thinking", "--cells", "serial"),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(copy.root)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline()
+    child.stdout.close()
+    assert child.wait(TIMEOUT_S) == exit_codes.INTERRUPTED
+    assert not worktrees(copy.root)
+
+
 def test_a_run_of_two_sides_that_was_killed_goes_on_and_counts_no_trial_twice(
     copy: Copy, tmp_path: Path
 ) -> None:
