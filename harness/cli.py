@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -55,7 +55,24 @@ JUDGING = ("gate", "run")
 """Commands whose exit code is a verdict; one cut short, since nobody reads on, has none."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+class _Commands(click.Group):
+    """The commands; a closed pipe is met here, since click answers it with 1, a regression."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that was named."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # Whoever read our output has stopped; Python must not complain about it at exit.
+            for stream in (sys.stdout, sys.stderr):
+                drop_output(stream)
+            judges = ctx.invoked_subcommand in JUDGING
+            return exit_codes.INTERRUPTED if judges else exit_codes.PASS
+
+
+@click.group(
+    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
+)
 @click.version_option(package_name="feature-matrix", prog_name="fm")
 def cli() -> None:
     """Measure what each inference feature, and each combination, costs or buys."""
@@ -91,11 +108,6 @@ def _run_command(arguments: Sequence[str] | None) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("fm: interrupted", err=True)
         return exit_codes.INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has stopped; Python must not complain about it at exit.
-        drop_output()
-        words = sys.argv[1:] if arguments is None else arguments
-        return exit_codes.INTERRUPTED if {*words[:1]} & {*JUDGING} else exit_codes.PASS
     except Exception as error:  # noqa: BLE001  # Python would exit with 1, a regression's verdict
         if isinstance(error, OSError) and error.errno in DISK_FULL:
             drop_output()

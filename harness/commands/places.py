@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import click
 
@@ -36,9 +37,9 @@ def while_read() -> Iterator[None]:
         say_full(error)
 
 
-def drop_output() -> None:
-    """Write nothing more to standard output, also not what Python still holds at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def drop_output(stream: TextIO | None = None) -> None:
+    """Write nothing more to a stream, standard output by default, also not what it still holds."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), (stream or sys.stdout).fileno())
 
 
 def say_full(error: OSError) -> None:

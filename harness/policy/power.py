@@ -96,7 +96,9 @@ SETTINGS = [
     for drop in (0.0, 0.10, 0.30)
 ]
 SETTINGS += [Setting(cells=6, noise=0.02, metrics=3, drop=drop) for drop in (0.0, 0.05, 0.08)]
-SETTINGS += [Setting(cells=6, noise=0.02, metrics=3, process=lasting) for lasting in (0.005, 0.01)]
+SETTINGS += [
+    Setting(cells=6, noise=0.02, metrics=3, process=lasting) for lasting in (0.005, 0.01, 0.02)
+]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
