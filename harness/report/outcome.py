@@ -49,5 +49,6 @@ def write_pieces(path: Path, pieces: Iterable[str]) -> None:
         with suppress(OSError):
             partial.unlink()
         raise ReportError(
-            f"{path} cannot be written ({error.strerror}); allow it, or name another place"
+            f"{path} cannot be written ({error.strerror}); allow it, or name another place with "
+            "--out, -o or --to"
         ) from error
