@@ -22,7 +22,7 @@ from harness.workload import list_workloads
 NOT_IN_FILES = frozenset({"base"})
 """Choices that are made on the command line alone: a commit says nothing another day."""
 
-LISTS = ("cells", "models", "workloads")
+LISTS = tuple(item.name for item in fields(Choices) if isinstance(item.default, tuple))
 TEXTS = ("preset", "target", "tag")
 
 

@@ -6,23 +6,18 @@ what it lost is that trial.
 
 from __future__ import annotations
 
-import json
 import os
-import queue
-import subprocess
 import sys
-import tempfile
-import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from engine.errors import DownloadError, FmError
 from harness.base import forms
 from harness.base.child import PROTOCOL
 from harness.cell import Cell
 from harness.http.process import OnWait
+from harness.line_child import ChildGoneError, ChildSilentError, LineChild
 from harness.store.codec import decode
 from harness.store.rows import DivergenceRow, LawRow, ModelRow, TrialRecord
 from harness.target import (
@@ -40,7 +35,6 @@ OPEN_TIMEOUT_S = 1800.0
 """A model may have to be fetched and converted first."""
 
 JUDGE_TIMEOUT_S = 600.0
-STOP_TIMEOUT_S = 5.0
 
 Answer = Mapping[str, Any]
 
@@ -63,25 +57,10 @@ class SideProcess:
 
     def __init__(self, label: str, root: Path, target: str, tell: OnWait) -> None:
         self._label, self._tell = label, tell
-        # Open as long as the child lives: close() ends both.
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # close() does
-        self._process = subprocess.Popen(
-            # Without -P the folder in which fm was started would come before the checkout.
-            [sys.executable, "-P", "-m", "harness.base.child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            encoding="utf-8",
-            # What is no UTF-8 is no answer either: it must not end the thread that reads.
-            errors="replace",
-            env=os.environ | {"PYTHONPATH": _import_path(root)},
-            # A Ctrl-C on the terminal is for fm, which then ends the child in order.
-            start_new_session=True,
-        )
-        self._lines: queue.Queue[str] = queue.Queue()
-        self._reader = threading.Thread(target=self._read, name=f"{label}-reader", daemon=True)
-        self._reader.start()
+        # Without -P the folder in which fm was started would come before the checkout.
+        command = (sys.executable, "-P", "-m", "harness.base.child")
+        env = os.environ | {"PYTHONPATH": _import_path(root)}
+        self._child = LineChild(command, f"{label}-reader", env)
         try:
             begun = self.ask({"do": "begin", "target": target}, OPEN_TIMEOUT_S)
             self._check_code(begun, root)
@@ -92,12 +71,12 @@ class SideProcess:
     @property
     def is_alive(self) -> bool:
         """True until it was closed or ended by itself."""
-        return not self._errors.closed and self._process.poll() is None
+        return self._child.is_alive
 
     @property
     def pid(self) -> int:
         """The child's process id."""
-        return self._process.pid
+        return self._child.pid
 
     def ask(
         self, command: Mapping[str, Any], limit_s: float, on_tokens: OnTokens = ignore_tokens
@@ -111,14 +90,17 @@ class SideProcess:
             CannotRunError, DownloadError: as the side's target raised them.
             SideError: everything else that went wrong.
         """
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(command) + "\n")
-            self._process.stdin.flush()
-            while not {"done", "error"} & (answer := self._next(limit_s)).keys():
+            self._child.send(command)
+            while not {"done", "error"} & (answer := self._child.receive(limit_s)).keys():
                 self._take(answer, on_tokens)
-        except (OSError, ValueError):
-            raise self._gone() from None
+        except ChildSilentError:
+            raise SideError(
+                f"the {self._label} side gave no answer in {limit_s:.0f} s and was stopped; try "
+                "fewer tokens"
+            ) from None
+        except ChildGoneError as gone:
+            raise SideError(f"the {self._label} side ended: {gone}") from None
         if "error" in answer:
             raise _error(self._label, answer)
         done: Answer = answer["done"]
@@ -126,51 +108,13 @@ class SideProcess:
 
     def close(self) -> None:
         """End the child; safe to call twice."""
-        if self._errors.closed:
-            return
-        assert self._process.stdin is not None
-        with suppress(OSError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._reader.join()
-        self._errors.close()
-
-    def _next(self, limit_s: float) -> Answer:
-        try:
-            line = self._lines.get(timeout=limit_s)
-        except queue.Empty:
-            self._process.kill()
-            self.close()
-            raise SideError(
-                f"the {self._label} side gave no answer in {limit_s:.0f} s and was stopped; try "
-                "fewer tokens"
-            ) from None
-        if not line:
-            raise self._gone()
-        answer: Answer = json.loads(line)
-        return answer
+        self._child.close()
 
     def _take(self, part: Answer, on_tokens: OnTokens) -> None:
         if "tokens" in part:
             on_tokens(part["tokens"])
         if "note" in part:
             self._tell(f"{self._label}: {part['note']}")
-
-    def _gone(self) -> SideError:
-        """Return what a lost child said last; whatever is left of it is ended."""
-        if self._errors.closed:
-            return SideError(f"the {self._label} side has ended; start it again")
-        self._process.kill()
-        self._process.wait()
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        last = lines[-1][:300] if lines else f"status {self._process.returncode}"
-        self.close()
-        return SideError(f"the {self._label} side ended: {last}")
 
     def _check_code(self, begun: Answer, root: Path) -> None:
         found, wanted = Path(begun["root"]), root.resolve()
@@ -184,13 +128,6 @@ class SideProcess:
                 f"the {self._label} side speaks version {begun['protocol']} of the trial protocol "
                 f"and this fm version {PROTOCOL}; name a commit nearer to this one with --base"
             )
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as answers:
-            for line in answers:
-                self._lines.put(line)
-        self._lines.put("")
 
 
 class Side:

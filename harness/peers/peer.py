@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import queue
-import subprocess
 import sys
-import tempfile
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from engine.errors import FmError, SettingError
 from engine.models.load import LoadedModel
 from engine.request import Completion, FinishReason, SamplingParams
 from harness.cell import Cell
 from harness.clock import StepTally, TokenTimes, monotonic
+from harness.line_child import ChildGoneError, ChildSilentError, LineChild
 from harness.prompting import WARM_UP_TOKENS, prompt_ids, warm_up_prompts
 from harness.record import filled_trial, graded, request_row
 from harness.store.rows import RequestRow, TrialRecord
@@ -26,7 +21,6 @@ from harness.target import OnTokens, TrialJob, timeout_s
 from harness.workload import Prompt
 
 LOAD_TIMEOUT_S = 600.0
-STOP_TIMEOUT_S = 5.0
 
 
 class PeerError(FmError):
@@ -58,23 +52,9 @@ class PeerProcess:
     """
 
     def __init__(self, model: PeerModel, command: Sequence[str] | None = None) -> None:
-        # Open as long as the child lives: close() ends both.
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # close() does
         flags = ["--blas"] if model.with_blas else []
-        self._process = subprocess.Popen(
-            [*(command or (sys.executable, "-m", "harness.peers.child")), *flags],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            encoding="utf-8",
-            # A Ctrl-C on the terminal is for fm, which then ends the child in order.
-            start_new_session=True,
-        )
-        self._last_words = ""
-        self._answers: queue.Queue[str] = queue.Queue()
-        self._reader = threading.Thread(target=self._read, name="peer-reader", daemon=True)
-        self._reader.start()
+        command = command or (sys.executable, "-m", "harness.peers.child")
+        self._child = LineChild((*command, *flags), "peer-reader")
         try:
             self.versions = self.ask(
                 {
@@ -91,59 +71,31 @@ class PeerProcess:
     @property
     def pid(self) -> int:
         """The child's process id."""
-        return self._process.pid
+        return self._child.pid
 
-    def ask(self, command: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+    def ask(self, command: Mapping[str, Any], timeout_s: float) -> Mapping[str, Any]:
         """Send one command and return its answer.
 
         Raises:
             PeerError: the child is gone, reports an error, or is silent for `timeout_s` seconds;
                 in the first and last case it is ended.
         """
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(command) + "\n")
-            self._process.stdin.flush()
-            line = self._answers.get(timeout=timeout_s)
-        except (BrokenPipeError, ValueError):
-            line = ""
-        except queue.Empty:
-            self.close()
+            self._child.send(command)
+            answer = self._child.receive(timeout_s)
+        except ChildSilentError:
             raise PeerError(
                 f"mlx-lm gave no answer in {timeout_s:.0f} s and was stopped; try fewer tokens"
             ) from None
-        if not line:
-            self.close()
-            raise PeerError(f"mlx-lm ended: {self._last_words}")
-        answer: dict[str, Any] = json.loads(line)
+        except ChildGoneError as gone:
+            raise PeerError(f"mlx-lm ended: {gone}") from None
         if "error" in answer:
             raise PeerError(f"mlx-lm failed: {answer['error']}")
         return answer
 
     def close(self) -> None:
         """End the child; safe to call twice."""
-        if self._errors.closed:
-            return
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._reader.join()
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        self._last_words = lines[-1][:300] if lines else f"status {self._process.returncode}"
-        self._errors.close()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as answers:
-            for line in answers:
-                self._answers.put(line)
-        self._answers.put("")
+        self._child.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
