@@ -15,6 +15,10 @@ MIN_WINDOW_S = 1.0
 
 NAMED = 3
 CREDIBLE_SHARE = 0.5
+COUNTED_CORES = 0.1
+"""What is used of a core has to be seen by a system that counts in hundredths of a second; less may
+fall between two of its ticks."""
+
 BUSY_CORES = 0.5
 """With less to do the processor may lower its clock, which then says nothing."""
 
@@ -25,7 +29,8 @@ def row_between(first: Reading, second: Reading) -> ConditionRow:
     if window_s < MIN_WINDOW_S:
         return levels
     ours_cores = max(0.0, second.ours_s - first.ours_s) / window_s
-    busy_s = _rise(first.busy_s, second.busy_s)
+    # Some sandboxes show a /proc/stat of zeros: a machine that never was busy.
+    busy_s = _rise(first.busy_s, second.busy_s) if second.busy_s else None
     stolen_s = _rise(first.stolen_s, second.stolen_s)
     waited_s = _rise(first.memory_wait_s, second.memory_wait_s)
     swapped = _rise(first.swapped_bytes, second.swapped_bytes)
@@ -71,14 +76,11 @@ def with_standing(row: ConditionRow, standing: Standing, before: Standing | None
 
 
 def _others_cores(busy_s: float | None, ours_cores: float, window_s: float) -> float | None:
-    """Return what others used; None where all used much less than we did, which is no count.
-
-    Some sandboxes show a /proc/stat of zeros.
-    """
+    """Return what others used; None where all used much less than we did, which is no count."""
     if busy_s is None:
         return None
     busy_cores = busy_s / window_s
-    if busy_cores < CREDIBLE_SHARE * ours_cores:
+    if ours_cores >= COUNTED_CORES and busy_cores < CREDIBLE_SHARE * ours_cores:
         return None
     return max(0.0, busy_cores - ours_cores)
 

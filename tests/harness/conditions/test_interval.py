@@ -111,7 +111,17 @@ def test_a_count_of_all_that_holds_less_than_our_own_is_none() -> None:
     first, second = reading(0.0, 0.0, 0.0), reading(4.0, 4.0, 0.0)
 
     assert row_between(first, replace(second, busy_s=0.0)).others_cores is None
+    assert row_between(first, replace(second, busy_s=1.9)).others_cores is None
     assert row_between(first, replace(second, busy_s=3.9)).others_cores == 0.0
+
+
+def test_an_idle_machine_is_known_to_be_idle_although_its_ticks_are_coarse() -> None:
+    """Two ticks of ours may be in the count of a process and not yet in that of the CPUs."""
+    first, second = reading(0.0, 0.0, 0.0), reading(1.0, 0.02, 0.0)
+
+    known = replace(second, busy_s=50.0)
+    assert row_between(replace(first, busy_s=50.0), known).others_cores == 0.0
+    assert row_between(replace(first, busy_s=0.0), replace(second, busy_s=0.0)).others_cores is None
 
 
 def test_heat_is_counted_since_it_was_last_asked_for() -> None:
