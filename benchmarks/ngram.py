@@ -5,7 +5,7 @@
 Records what SmolLM2-135M writes for the first PROMPTS (8) prompts of each core workload,
 json-extract under its schemas and the others cut at 64 tokens, then walks every text with each
 policy as a verify loop would. Prints tokens a step, and the gain over plain steps when a step of
-2, 4 or 8 positions costs 1.1, 1.3 or 1.6 plain ones (benchmarks/tiled.py) and drafting
+2, 4 or 8 positions costs 1.1, 1.3 or 1.6 plain ones (benchmarks/layouts.py) and drafting
 6 % host work.
 """
 

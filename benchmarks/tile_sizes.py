@@ -1,4 +1,4 @@
-"""Which tile OpenBLAS multiplies fastest: 30 products [1536, 576], whole and in tiles.
+"""What OpenBLAS multiplies fastest: 30 products [1536, 576], whole, in columns and in tiles.
 
     uv run python benchmarks/tile_sizes.py
 
@@ -18,6 +18,7 @@ import engine  # noqa: F401  # before mlx, for the BLAS
 # isort: split
 import mlx.core as mx
 
+from engine.models.columns import column_matmul
 from engine.models.tiled import tiled_matmul, to_tiles
 
 PRODUCTS, OUTPUTS, INPUTS = 30, 1536, 576
@@ -28,12 +29,16 @@ def main() -> None:
     """Print the table."""
     weights = [mx.random.normal((OUTPUTS, INPUTS)) for _ in range(PRODUCTS)]
     tiled = {size: [to_tiles(weight, size) for weight in weights] for size in (64, 32, 16)}
-    mx.eval(weights, tiled)
-    print("| rows | whole |" + "".join(f" tiles of {size} |" for size in tiled))
+    columns = [mx.contiguous(weight.T) for weight in weights]
+    mx.eval(weights, tiled, columns)
+    print("| rows | whole | columns |" + "".join(f" tiles of {size} |" for size in tiled))
     for rows in (1, 8, 32, 512):
         x = mx.random.normal((rows, INPUTS))
         mx.eval(x)
-        ways: list[Callable[[], list[mx.array]]] = [lambda x=x: [x @ w.T for w in weights]]
+        ways: list[Callable[[], list[mx.array]]] = [
+            lambda x=x: [x @ w.T for w in weights],
+            lambda x=x: [column_matmul(x, held) for held in columns],
+        ]
         ways += [
             lambda x=x, held=held: [tiled_matmul(x, tiles) for tiles in held]
             for held in tiled.values()

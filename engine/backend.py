@@ -11,9 +11,11 @@ import importlib.util
 import os
 import sys
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from engine.blas import load_blas
 from engine.cores import blas_threads
@@ -92,13 +94,24 @@ def default_dtype() -> str:
     return "float32" if backend_info().device == "cpu" else "bfloat16"
 
 
-PACKLESS_CORES = frozenset({"SkylakeX", "Cooperlake", "SapphireRapids"})
-"""OpenBLAS's AVX-512 kernels: they multiply small matrices without copying them first."""
+WeightLayout = Literal["rows", "columns", "tiles"]
+"""How float32 weights are kept: as they come, or as engine.models.columns or .tiled does."""
+
+LAYOUTS: Mapping[str, WeightLayout] = {
+    # AVX-512: small matrices are multiplied without copying them first.
+    "SkylakeX": "tiles",
+    "Cooperlake": "tiles",
+    "SapphireRapids": "tiles",
+    # AVX2: everything is copied first, and fastest from columns.
+    "Haswell": "columns",
+    "Zen": "columns",
+}
+"""By the kernels that OpenBLAS picked for this processor."""
 
 
-def prefers_tiled_weights() -> bool:
-    """Return whether weights should be kept as engine.models.tiled does."""
-    return backend_info().blas_core in PACKLESS_CORES
+def weight_layout() -> WeightLayout:
+    """Return the layout of weights that the BLAS in use multiplies fastest."""
+    return LAYOUTS.get(backend_info().blas_core, "rows")
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,8 @@ SWITCHES: dict[str, Switch] = {
     ),
     "FM_LORA": Switch("LoRA adapters", "requests that name one are refused", {"adapters": ()}),
     "FM_TILED_WEIGHTS": Switch(
-        "weights kept as tiles", "weights as they come, in models that are loaded from then on"
+        "weights kept as the BLAS reads them fastest",
+        "weights as they come, in models that are loaded from then on",
     ),
     "FM_VECTOR_MATH": Switch(
         "softmax and SwiGLU from plain arithmetic on a CPU",

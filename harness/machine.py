@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from engine.backend import backend_info, prefers_tiled_weights
+from engine.backend import backend_info, weight_layout
 from engine.cores import product_streams, usable_cores
 from harness.asking import output_of, text_of
 
@@ -60,7 +60,7 @@ class Machine:
         device: "cpu", "cuda" or "metal"; `device_name` says which one.
         blas: name, version and source of the BLAS in use, e.g. "OpenBLAS 0.3.34 (scipy)".
         blas_threads: threads one matrix product may use; 0 where fm loaded none.
-        product_cores: cores that share a product of many rows (engine.models.tiled).
+        product_cores: cores that share a product of many rows (engine.models.second_core).
         versions: distribution -> version.
     """
 
@@ -108,7 +108,7 @@ def read_machine() -> Machine:
         device_name=cpu if backend.device == "cpu" else gpu_name(),
         blas=blas_label(),
         blas_threads=backend.blas_threads,
-        product_cores=product_streams() if prefers_tiled_weights() else 1,
+        product_cores=1 if weight_layout() == "rows" else product_streams(),
         python=f"{platform.python_implementation()} {platform.python_version()}",
         versions=versions(),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm import utils as mlx_lm_utils
 
-from engine.backend import backend_info, default_dtype, prefers_tiled_weights
+from engine.backend import WeightLayout, backend_info, default_dtype, weight_layout
 from engine.errors import ModelError, SettingError
+from engine.models.columns import column_weights
 from engine.models.entry import find_entry
 from engine.models.exchange import VECTOR_MATH, exchange_functions
 from engine.models.pull import locate
@@ -27,6 +28,13 @@ from engine.models.vocabulary import check_same_vocabulary as check_same_tokens
 from engine.switches import allows
 
 DTYPES = ("float32", "bfloat16", "float16")
+
+ARRANGE: Mapping[WeightLayout, Callable[[Module], None]] = {
+    "rows": lambda _model: None,
+    "columns": column_weights,
+    "tiles": tile_weights,
+}
+"""What puts a model's float32 weights into a layout."""
 
 _alive: weakref.WeakValueDictionary[tuple[str, str], Module] = weakref.WeakValueDictionary()
 """(registry name, dtype) -> a model in memory, from which a cut model takes its arrays."""
@@ -148,8 +156,8 @@ def _tune(model: Module) -> None:
         share_rotations(model)
         if allows("FM_VECTOR_MATH"):
             exchange_functions(model, VECTOR_MATH)
-    if prefers_tiled_weights() and allows("FM_TILED_WEIGHTS"):
-        tile_weights(model)
+    if allows("FM_TILED_WEIGHTS"):
+        ARRANGE[weight_layout()](model)
 
 
 def _share_arrays(model: Module, parent: Module | None) -> None:

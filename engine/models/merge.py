@@ -17,7 +17,7 @@ from engine.models.adapter_files import LowRank, read_adapter
 from engine.models.adapter_fit import check_adapter
 from engine.models.layer_tree import exchange_layers, named_layers
 from engine.models.load import LoadedModel
-from engine.models.tiled import TiledLinear
+from engine.models.rearranged import RearrangedLinear
 
 
 def merge_adapter(model: LoadedModel, place: str | Path) -> LoadedModel:
@@ -46,7 +46,7 @@ def _merged(layer: nn.Module, pair: LowRank) -> nn.Module:
 def _plain(layer: nn.Module) -> nn.Module:
     if isinstance(layer, nn.QuantizedLinear):
         return _unpacked(layer)
-    return layer.whole() if isinstance(layer, TiledLinear) else copy(layer)
+    return layer.whole() if isinstance(layer, RearrangedLinear) else copy(layer)
 
 
 def _unpacked(layer: nn.QuantizedLinear) -> nn.Module:

@@ -11,13 +11,16 @@ second core. docs/decisions/blas.md has the figures.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 import mlx.core as mx
 import mlx.nn as nn
 
-from engine.cores import product_streams
+from engine.models.rearranged import (
+    Rearranged,
+    RearrangedEmbedding,
+    RearrangedLinear,
+    rearrange,
+)
+from engine.models.second_core import is_shared, second_stream
 
 PACKLESS_LIMIT = 1_000_000
 """Largest rows x outputs x inputs that OpenBLAS's small-matrix kernels take."""
@@ -27,12 +30,6 @@ TILES = (64, 32, 16)
 
 MOST_ROWS = 8
 """Rows of a product; more gain nothing."""
-
-SHARED_ROWS = 32
-"""Rows from which two cores share a product; with fewer they wait for the memory anyway."""
-
-SHARED_WEIGHTS = 300_000
-"""Weights from which they do; meeting twice costs more than a smaller product takes."""
 
 
 def tile_of(outputs: int, inputs: int) -> int:
@@ -75,12 +72,12 @@ def tiled_matmul(x: mx.array, tiles: mx.array) -> mx.array:
     if groups * each > rows:
         grouped = mx.pad(grouped, [(0, groups * each - rows), (0, 0)])
     grouped = grouped.reshape(1, groups, each, inputs)
-    if rows < SHARED_ROWS or tiles.size < SHARED_WEIGHTS or _num_streams() == 1:
-        product = _multiply(grouped, tiles)
-    else:
-        with mx.stream(_second_stream()):
+    if is_shared(rows, tiles.size):
+        with mx.stream(second_stream()):
             second = _multiply(grouped[:, groups // 2 :], tiles)
         product = mx.concatenate([_multiply(grouped[:, : groups // 2], tiles), second])
+    else:
+        product = _multiply(grouped, tiles)
     return product[:rows].reshape(*x.shape[:-1], count * tile)
 
 
@@ -89,45 +86,24 @@ def _multiply(x: mx.array, tiles: mx.array) -> mx.array:
     return (x @ tiles[:, None]).transpose(1, 2, 0, 3).reshape(x.shape[1] * x.shape[2], -1)
 
 
-@cache
-def _second_stream() -> mx.ThreadLocalStream:
-    """Return the stream whose work goes to another core; each thread has its own behind it."""
-    return mx.new_thread_local_stream(mx.cpu)
-
-
-@cache
-def _num_streams() -> int:
-    return product_streams()
-
-
-class _Tiled(nn.Module):
+class _Tiled(Rearranged):
     """A layer that keeps its weight as tiles."""
 
-    @property
-    def weight(self) -> mx.array:
-        """The weight as other code expects it, [outputs, inputs]; not computed, not to be set."""
+    def in_rows(self) -> mx.array:
+        """Return the weight as [outputs, inputs]."""
         return from_tiles(self.tiles)
 
+    def product(self, x: mx.array) -> mx.array:
+        """Return x @ weight.T, [..., outputs]."""
+        return tiled_matmul(x, self.tiles)
 
-class TiledLinear(_Tiled, nn.Linear):  # type: ignore[override]  # its weight is made, not held
+
+class TiledLinear(_Tiled, RearrangedLinear):  # type: ignore[override]  # its weight is made
     """A Linear layer whose weight is kept as tiles, [tiles, inputs, tile]."""
 
-    def __call__(self, x: mx.array) -> mx.array:
-        """Return x @ weight.T + bias, [..., outputs]."""
-        product = tiled_matmul(x, self.tiles)
-        return product + self.bias if "bias" in self else product
 
-    def whole(self) -> nn.Linear:
-        """Return a plain layer with the same arrays."""
-        plain = nn.Linear(1, 1, bias="bias" in self)
-        plain.weight = self.weight
-        if "bias" in self:
-            plain.bias = self.bias
-        return plain
-
-
-class TiledEmbedding(_Tiled, nn.Embedding):  # type: ignore[override]  # its weight is made
-    """An Embedding kept as tiles, [tiles, features, tile], since it may be the output head too."""
+class TiledEmbedding(_Tiled, RearrangedEmbedding):  # type: ignore[override]  # its weight is made
+    """An Embedding kept as tiles, [tiles, features, tile]."""
 
     def __call__(self, ids: mx.array) -> mx.array:
         """Return the features of token ids, [..., features]."""
@@ -135,12 +111,8 @@ class TiledEmbedding(_Tiled, nn.Embedding):  # type: ignore[override]  # its wei
         features: mx.array = self.tiles[ids // tile, :, ids % tile]
         return features
 
-    def as_linear(self, x: mx.array) -> mx.array:
-        """Return x @ weight.T, [..., vocab]."""
-        return tiled_matmul(x, self.tiles)
 
-
-TILED: dict[type[nn.Module], type[nn.Module]] = {
+TILED: dict[type[nn.Module], type[Rearranged]] = {
     nn.Linear: TiledLinear,
     nn.Embedding: TiledEmbedding,
 }
@@ -149,14 +121,11 @@ TILED: dict[type[nn.Module], type[nn.Module]] = {
 def tile_weights(model: nn.Module) -> None:
     """Let every plain float32 Linear layer and embedding of a model keep its weight as tiles.
 
-    Nothing is computed yet. A weight that no tile size divides stays as it is.
+    A weight that no tile size divides stays as it is.
     """
-    walk: Any = model.named_modules  # has no annotations
-    for _, module in walk():
-        kind = TILED.get(type(module))
-        if kind is None or module.weight.dtype != mx.float32:
-            continue
-        tile = tile_of(*module.weight.shape)
-        if tile:
-            module.tiles = to_tiles(module.pop("weight"), tile)
-            module.__class__ = kind
+    rearrange(model, TILED, "tiles", _tiles_of)
+
+
+def _tiles_of(weight: mx.array) -> mx.array | None:
+    tile = tile_of(*weight.shape)
+    return to_tiles(weight, tile) if tile else None

@@ -19,11 +19,12 @@ from mlx_lm.models import llama
 from engine.config import EngineConfig
 from engine.draft.registry import build_drafter
 from engine.loop import Engine
-from engine.models import tiled
+from engine.models import second_core
 from engine.models.exchange import VECTOR_MATH, exchange_functions
 from engine.models.load import LoadedModel
 from engine.models.rotary import share_rotations
-from engine.models.tiled import SHARED_ROWS, SHARED_WEIGHTS, TiledLinear, tile_weights
+from engine.models.second_core import SHARED_ROWS, SHARED_WEIGHTS
+from engine.models.tiled import TiledLinear, tile_weights
 from engine.request import Constraint, ConstraintKind, Request, SamplingParams
 from engine.testing import tiny_model
 from tests.engine.cache.families import family
@@ -113,7 +114,7 @@ def run(engine: Engine, steppers: Iterator[ThreadPoolExecutor]) -> list[tuple[in
 @pytest.fixture(autouse=True)
 def two_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let large products take a second core, however many there are."""
-    monkeypatch.setattr(tiled, "_num_streams", lambda: 2)
+    monkeypatch.setattr(second_core, "_num_streams", lambda: 2)
 
 
 @cache

@@ -167,7 +167,7 @@ def test_a_request_with_an_adapter_is_refused_in_the_switchs_name(
 def test_models_are_loaded_without_tiled_weights(
     value: str, tiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "prefers_tiled_weights", lambda: True)
+    monkeypatch.setattr(load, "weight_layout", lambda: "tiles")
     monkeypatch.setenv("FM_TILED_WEIGHTS", value)
 
     modules = load_model("tiny-thinking", dtype="float32").model.modules()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from engine.backend import prefers_tiled_weights
+from engine.backend import weight_layout
 from engine.cores import usable_cores
 from engine.switches import SWITCHES
 from harness.doctor import Doctor, Finding, examine
@@ -85,7 +85,7 @@ def test_a_blas_that_was_not_found_is_a_problem() -> None:
 
 
 @pytest.mark.skipif(
-    not prefers_tiled_weights() or usable_cores() < 2, reason="products take one core here"
+    weight_layout() == "rows" or usable_cores() < 2, reason="products take one core here"
 )
 @pytest.mark.parametrize(("threads", "says_so"), [("1", False), ("2", True)])
 def test_it_says_when_a_second_core_shares_large_products(threads: str, says_so: bool) -> None:

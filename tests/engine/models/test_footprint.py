@@ -14,9 +14,11 @@ from mlx_lm.models.switch_layers import SwitchLinear
 
 from engine.config import EngineConfig
 from engine.loop import Engine
+from engine.models.columns import column_weights
 from engine.models.footprint import step_weight_bytes
 from engine.models.load import LoadedModel
-from engine.models.tiled import TiledEmbedding, tile_weights
+from engine.models.rearranged import RearrangedEmbedding
+from engine.models.tiled import tile_weights
 from engine.testing import tiny_model
 from tests.engine.cache.families import SETTINGS, family
 
@@ -31,7 +33,7 @@ def nbytes(model: nn.Module) -> int:
 def heads(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
     """The embeddings that a forward of the model uses as its output head."""
     used: list[nn.Module] = []
-    for kind in (nn.Embedding, nn.QuantizedEmbedding, TiledEmbedding):
+    for kind in (nn.Embedding, nn.QuantizedEmbedding, RearrangedEmbedding):
         call: Callable[..., Any] = kind.as_linear
 
         def watched(self: nn.Module, x: mx.array, call: Callable[..., Any] = call) -> mx.array:
@@ -75,8 +77,16 @@ def tiled() -> LoadedModel:
     return model
 
 
-@pytest.mark.parametrize("make", [quantised, tiled])
-def test_packed_and_tiled_weights_are_what_they_take_in_memory(
+def in_columns() -> LoadedModel:
+    """A float32 model whose weights are in columns."""
+    model = family("llama", seed=403)
+    column_weights(model.model)
+    mx.eval(model.model.parameters())
+    return model
+
+
+@pytest.mark.parametrize("make", [quantised, tiled, in_columns])
+def test_packed_and_rearranged_weights_are_what_they_take_in_memory(
     make: Callable[[], LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, plain = make(), family("llama")
@@ -85,10 +95,10 @@ def test_packed_and_tiled_weights_are_what_they_take_in_memory(
     whole = step_weight_bytes(plain)
     assert read is not None
     assert whole is not None
-    if make is tiled:
-        assert read == whole
-    else:  # 4 bits and a 32nd of two scales, but for the norms
+    if make is quantised:  # 4 bits and a 32nd of two scales, but for the norms
         assert 0.15 < read / whole < 0.2
+    else:
+        assert read == whole
 
 
 @pytest.mark.parametrize("name", EXPERTS)

@@ -16,30 +16,32 @@ from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 from mlx_lm.tuner.lora import LoRALinear
 
+from engine.backend import WeightLayout
 from engine.errors import ModelError, RequestError
 from engine.models.adapter_files import LowRank
 from engine.models.head import split_head
 from engine.models.layer_tree import exchange_layers, named_layers
-from engine.models.load import LoadedModel
+from engine.models.load import ARRANGE, LoadedModel
 from engine.models.lora import AdaptedLinear, Selection, Selector, load_adapters
 from engine.models.merge import merge_adapter
-from engine.models.tiled import TiledLinear, tile_weights
+from engine.models.rearranged import Rearranged
 from engine.testing import tiny_model, write_adapter
 
 INPUTS, OUTPUTS = 64, 96
 
 
-def tiled() -> nn.Module:
+def arranged(layout: WeightLayout) -> nn.Module:
     layer = nn.Linear(INPUTS, OUTPUTS, bias=True)
-    tile_weights(layer)
-    assert isinstance(layer, TiledLinear)
+    ARRANGE[layout](layer)
+    assert isinstance(layer, Rearranged)
     return layer
 
 
 BASES: dict[str, Callable[[], nn.Module]] = {
     "plain": lambda: nn.Linear(INPUTS, OUTPUTS, bias=True),
     "no bias": lambda: nn.Linear(INPUTS, OUTPUTS, bias=False),
-    "tiled": tiled,
+    "tiles": lambda: arranged("tiles"),
+    "columns": lambda: arranged("columns"),
     "4 bit": lambda: nn.QuantizedLinear(INPUTS, OUTPUTS, bias=False, group_size=32, bits=4),
     "8 bit": lambda: nn.QuantizedLinear(INPUTS, OUTPUTS, bias=True, group_size=64, bits=8),
 }

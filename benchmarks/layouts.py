@@ -1,11 +1,11 @@
-"""What tiled weights and plain arithmetic buy on a CPU: SmolLM2-135M, each way of computing.
+"""What the layout of weights and plain arithmetic buy on a CPU, for SmolLM2-135M.
 
-    uv run python benchmarks/tiled.py [ROWS,...] [WIDTH]
+    uv run python benchmarks/layouts.py [ROWS,...] [WIDTH]
 
 Prints milliseconds of one forward, the fastest of several, all ways interleaved in one process:
-as mlx-lm's layers compute, with shared rotary angles, with tiled weights beside them, and with
-plain arithmetic for exponentials too, which is how fm loads a model. Rows hold 150 tokens each and
-take WIDTH (1) new ones. The last column is the matrix products alone, tiled.
+as mlx-lm's layers compute, with shared rotary angles, with weights laid out for this processor's
+BLAS beside them, and with plain arithmetic for exponentials too, which is how fm loads a model.
+Rows hold 150 tokens each and take WIDTH (1) new ones. The last column is the matrix products alone.
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ import engine  # noqa: F401  # before mlx, for the BLAS
 
 # isort: split
 import mlx.core as mx
-from mlx.utils import tree_flatten
+import mlx.nn as nn
 
-from engine.backend import backend_info
+from engine.backend import backend_info, weight_layout
 from engine.cache.layout import build_stores
 from engine.cache.slots import SlotCache
 from engine.models import load
-from engine.models.tiled import tiled_matmul
 
 PASSES = 9
 CONTEXT = 150
 
 WAYS: dict[str, tuple[str, ...]] = {
-    "mlx-lm": ("share_rotations", "tile_weights", "exchange_functions"),
-    "+ rotary": ("tile_weights", "exchange_functions"),
-    "+ tiles": ("exchange_functions",),
+    "mlx-lm": ("share_rotations", "weight_layout", "exchange_functions"),
+    "+ rotary": ("weight_layout", "exchange_functions"),
+    "+ layout": ("exchange_functions",),
     "+ arithmetic": (),
 }
 """Way -> what loading leaves out."""
@@ -43,7 +42,7 @@ WAYS: dict[str, tuple[str, ...]] = {
 @contextmanager
 def without(names: tuple[str, ...]) -> Iterator[None]:
     """Let loading leave out some of its steps."""
-    patches = [mock.patch.object(load, name, return_value=None) for name in names]
+    patches = [mock.patch.object(load, name, return_value="rows") for name in names]
     for patch in patches:
         patch.start()
     yield
@@ -70,10 +69,13 @@ def forward(name: str, rows: int, width: int) -> Callable[[], mx.array]:
 def products(rows: int) -> Callable[[], list[mx.array]]:
     """Return all matrix products of a forward."""
     model = load.load_model("smollm2-135m").model
-    tiles = [a for name, a in tree_flatten(model.parameters()) if name.endswith("tiles")]
-    inputs = {size: mx.random.normal((rows, size)) for size in {t.shape[1] for t in tiles}}
-    mx.eval(list(inputs.values()))
-    return lambda: [tiled_matmul(inputs[t.shape[1]], t) for t in tiles]
+    work: list[tuple[Callable[[mx.array], mx.array], mx.array]] = []
+    for _, layer in model.named_modules():
+        if isinstance(layer, nn.Linear | nn.Embedding):
+            multiply = layer if isinstance(layer, nn.Linear) else layer.as_linear
+            work.append((multiply, mx.random.normal((rows, layer.weight.shape[1]))))
+    mx.eval([x for _, x in work])
+    return lambda: [multiply(x) for multiply, x in work]
 
 
 def fastest_ms(ways: list[Callable[[], object]]) -> list[float]:
@@ -93,6 +95,7 @@ def main() -> None:
     width = int(sys.argv[2]) if sys.argv[2:] else 1
     info = backend_info()
     print(f"{info.blas_name} {info.blas_version}, {info.blas_core}, {info.blas_threads} thread(s)")
+    print(f"weights in {weight_layout()}")
     print("| rows |" + "".join(f" {name} |" for name in WAYS) + " products |")
     for count in rows:
         ways: list[Callable[[], object]] = [forward(name, count, width) for name in WAYS]
