@@ -22,7 +22,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from harness.gates import evaluate
+from harness.judging.gates import evaluate
 from harness.report import build_report, comparison_rows
 from harness.store import (
     AcceptRow,

@@ -20,7 +20,7 @@ from engine.loop import Engine
 from engine.models.load import load_model
 from engine.request import Request
 from engine.shapes import step_width
-from harness.workload import load_workload
+from harness.workloads.workload import load_workload
 
 BUDGET, CAP = 7, 64
 COST = {1: 1.0, 2: 1.1, 4: 1.3, 8: 1.6}

@@ -3,9 +3,9 @@
     uv run python benchmarks/process_bias.py [PROCESSES] [ROUNDS] [MODEL]
 
 Opens the model in PROCESSES (8) processes, lets each of them decode the same reply once a round, in
-shuffled order, ROUNDS (8) times, and parts the variance of the speeds: what stays with a process from
-round to round, and what does not. `fm gate --base` compares two processes; docs/gating.md says what
-that share means for it.
+shuffled order, ROUNDS (8) times, and parts the variance of the speeds: what stays with a process
+from round to round, and what does not. `fm gate --base` compares two processes; docs/gating.md
+says what that share means for it.
 """
 
 from __future__ import annotations

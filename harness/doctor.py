@@ -15,8 +15,8 @@ from engine.backend import backend_info, require_backend
 from engine.errors import BackendError, SettingError
 from engine.paths import cache_dir
 from engine.switches import SWITCHES, is_off
+from harness.conditions.preflight import Finding, timing_now
 from harness.machine import Machine, git_state, read_machine
-from harness.preflight import Finding, timing_now
 
 GIB = 2**30
 MIN_FREE_BYTES = GIB

@@ -21,7 +21,7 @@ from pathlib import Path
 import click
 
 from harness import exit_codes
-from harness.choices import DEFAULT_MODELS
+from harness.planning.choices import DEFAULT_MODELS
 from harness.store import EvalStore, RunData, TrialRow
 
 FM = (sys.executable, "-m", "harness.cli")

@@ -18,11 +18,11 @@ import harness
 from engine.errors import DownloadError, FmError
 from harness.base import forms
 from harness.child_stdio import die_with_parent, private_stdout
-from harness.clock import Clock, monotonic
 from harness.store.codec import encode
-from harness.target import CannotRunError, Target
-from harness.targets import target_of
-from harness.workload import Workload
+from harness.targets.names import target_of
+from harness.trials.clock import Clock, monotonic
+from harness.trials.target import CannotRunError, Target
+from harness.workloads.workload import Workload
 
 PROTOCOL = 1
 """Raised when commands or answers change in a way that an older side would misread."""

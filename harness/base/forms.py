@@ -12,13 +12,13 @@ from dataclasses import asdict, fields, replace
 from typing import Any, TypeVar
 
 from engine.config import EngineConfig
-from harness.cell import Cell, CellKind, ServerCommand
-from harness.cell_name import parse_cell_name
-from harness.sampling import Sampling, params_of
+from harness.cells.cell import Cell, CellKind, ServerCommand
+from harness.cells.name import parse_cell_name
+from harness.cells.sampling import Sampling, params_of
 from harness.store.codec import clean, decode, encode
 from harness.store.rows import AcceptRow, RequestRow, TrialRecord, TrialRow
-from harness.target import Parting, SampledReply, TrialJob
-from harness.workload import Prompt, Workload
+from harness.trials.target import Parting, SampledReply, TrialJob
+from harness.workloads.workload import Prompt, Workload
 
 T = TypeVar("T")
 Form = Mapping[str, Any]

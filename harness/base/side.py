@@ -15,12 +15,12 @@ from typing import Any
 from engine.errors import DownloadError, FmError
 from harness.base import forms
 from harness.base.child import PROTOCOL
-from harness.cell import Cell
+from harness.cells.cell import Cell
 from harness.http.process import OnWait
 from harness.line_child import ChildGoneError, ChildSilentError, LineChild
 from harness.store.codec import decode
 from harness.store.rows import DivergenceRow, LawRow, ModelRow, TrialRecord
-from harness.target import (
+from harness.trials.target import (
     CannotRunError,
     OnTokens,
     Parting,
@@ -29,7 +29,7 @@ from harness.target import (
     ignore_tokens,
     timeout_s,
 )
-from harness.workload import Workload
+from harness.workloads.workload import Workload
 
 OPEN_TIMEOUT_S = 1800.0
 """A model may have to be fetched and converted first."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.errors import FmError
-from harness.cell import Cell
-from harness.cell_name import BASE
+from harness.cells.cell import Cell
+from harness.cells.name import BASE
 from harness.store.rows import DivergenceRow, LawRow, ModelRow, TrialRecord
-from harness.target import CannotRunError, OnTokens, Parting, SampledReply, Target, TrialJob
-from harness.workload import Workload
+from harness.trials.target import CannotRunError, OnTokens, Parting, SampledReply, Target, TrialJob
+from harness.workloads.workload import Workload
 
 
 @dataclass(slots=True)

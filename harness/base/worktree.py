@@ -15,8 +15,8 @@ from pathlib import Path
 
 import harness
 from engine.errors import SettingError
-from harness.interrupts import uninterrupted
 from harness.machine import git_state
+from harness.running.interrupts import uninterrupted
 
 CHILD = Path("harness/base/child.py")
 """What a commit needs to be measured: its own end of the trial protocol."""

@@ -36,12 +36,12 @@ from harness.calibration.simulate import (
     simulate,
     unluckiest,
 )
-from harness.choices import PRESETS, Choices
-from harness.in_process import local_target
 from harness.machine import read_machine
+from harness.planning.choices import PRESETS, Choices
 from harness.report.gfm import table
 from harness.stats import POWER, SIGNED_RANK_REACH, detectable_change
 from harness.store import utc_now
+from harness.targets.in_process import local_target
 
 PARTS = ("simulation", "orders", "detectable", "runs", "overhead", "http", "self")
 PRESETS_WITH_VERDICT = ("gate", "quote")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from harness.calibration.metronome import MetronomeTarget, Pace
 from harness.calibration.rehearsal import rehearse
-from harness.choices import Choices
+from harness.planning.choices import Choices
 
 STEP_S = 0.02
 EFFECTS = {"serial+spec": 0.08, "serial+spec@two-model": -0.05, "serial+spec@self": 0.0}

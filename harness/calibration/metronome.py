@@ -1,11 +1,11 @@
 """An engine double whose speed is known, and a target that runs whole trials on it.
 
-It stands where an engine stands: `harness.drive` steps it, and `harness.record` makes the rows. On
-a virtual clock a whole run takes milliseconds:
+It stands where an engine stands: `harness.trials.drive` steps it, and `harness.trials.record`
+makes the rows. On a virtual clock a whole run takes milliseconds:
 
     from harness.calibration.metronome import MetronomeTarget, Pace, VirtualClock
     from harness.calibration.rehearsal import rehearse
-    from harness.choices import Choices
+    from harness.planning.choices import Choices
 
     plain, drafting = Pace(step_s=0.020, noise=0.01), Pace(step_s=0.018, noise=0.01)
     target = MetronomeTarget({"serial": plain, "serial+spec": drafting}, seed=1)
@@ -30,13 +30,13 @@ from engine.request import Completion, FinishReason, Provenance, Request, TokenE
 from engine.telemetry import StepReport
 from harness.calibration.disturbance import Disturbances
 from harness.calibration.pacing import PacedClock, RealClock, VirtualClock
-from harness.cell import Cell
-from harness.drive import Drive, drive
-from harness.prompting import WARM_UP_TOKENS, constraint_of, sampling_of, warm_up_prompts
-from harness.record import accept_rows, filled_trial, reply_rows
+from harness.cells.cell import Cell
 from harness.store.rows import DivergenceRow, LawRow, ModelRow, RequestRow, TrialRecord, TrialRow
-from harness.target import OnTokens, Parting, SampledReply, TrialJob, ignore_tokens
-from harness.workload import Prompt, Workload
+from harness.trials.drive import Drive, drive
+from harness.trials.prompting import WARM_UP_TOKENS, constraint_of, sampling_of, warm_up_prompts
+from harness.trials.record import accept_rows, filled_trial, reply_rows
+from harness.trials.target import OnTokens, Parting, SampledReply, TrialJob, ignore_tokens
+from harness.workloads.workload import Prompt, Workload
 
 __all__ = ["Metronome", "MetronomeTarget", "Pace", "RealClock", "VirtualClock"]
 
@@ -92,7 +92,7 @@ class _Row:
 
 @dataclass(slots=True)
 class Metronome:
-    """Decodes known replies at a known pace; the surface that `harness.drive` uses.
+    """Decodes known replies at a known pace; the surface that `harness.trials.drive` uses.
 
     A wave's rows all get their first token in one prefill step; decode steps follow. A row ends in
     the step that has room for its end token, as rows of an engine do.

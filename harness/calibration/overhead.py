@@ -23,13 +23,13 @@ from harness.calibration.metronome import MetronomeTarget, Pace, RealClock
 from harness.calibration.metronome_server import LISTENING, MODEL
 from harness.calibration.pacing import PacedClock
 from harness.calibration.rehearsal import rehearse
-from harness.choices import Choices
-from harness.clock import RssSampler
 from harness.http.process import Launch, ServerProcess
-from harness.http.remote import RemoteTarget
-from harness.progress import BarProgress
+from harness.planning.choices import Choices
+from harness.running.progress import BarProgress
 from harness.stats import per_stream_rate
 from harness.store import EvalStore, RequestRow, RunData
+from harness.targets.remote import RemoteTarget
+from harness.trials.clock import RssSampler
 
 PACE = Pace(step_s=0.0005, ttft_s=0.030)
 """2,000 tokens a second."""

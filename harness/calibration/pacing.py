@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from harness.clock import monotonic
+from harness.trials.clock import monotonic
 
 SPIN_S = 0.002
 """The last stretch of a wait is spun: a sleep comes back up to a millisecond late."""

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from harness import exit_codes
-from harness.cell import load_cells
-from harness.choices import Choices
-from harness.matrix import Matrix, plan_matrix
-from harness.planned import plan_trials, run_plan, settings_of
-from harness.progress import Progress
+from harness.cells.cell import load_cells
+from harness.planning.choices import Choices
+from harness.planning.matrix import Matrix, plan_matrix
 from harness.report import RunReport, build_report
 from harness.resources import cells_dir
-from harness.run import RunLoop
+from harness.running.planned import plan_trials, run_plan, settings_of
+from harness.running.progress import Progress
+from harness.running.run import RunLoop
 from harness.store import ConditionRow, EvalStore, RunRow, TrialRow, new_id, utc_now
-from harness.target import Target
-from harness.workload import Workload, load_workload
+from harness.trials.target import Target
+from harness.workloads.workload import Workload, load_workload
 
 HOST = "rehearsal"
 

@@ -15,9 +15,9 @@ from itertools import combinations
 
 from harness.calibration.disturbance import Disturbances
 from harness.calibration.metronome import Pace
+from harness.planning.shuffle import mirrored_orders
 from harness.report.figures import Against
 from harness.report.refusals import noise_refusals
-from harness.shuffle import mirrored_orders
 from harness.stats import (
     CONFIDENCE,
     Ratio,

@@ -19,9 +19,9 @@ from harness.commands.places import DEFAULT_DB
 def compare(a: str, b: str, form: str, output: Path | None, db: Path) -> int:
     """Show what differs between the stored runs A and B: settings, machine, gates, figures."""
     from engine.errors import UnknownNameError
-    from harness.compare_runs import compare_runs
-    from harness.compare_text import compared_json, compared_markdown
     from harness.report import write_report
+    from harness.results.compare_runs import compare_runs
+    from harness.results.compare_text import compared_json, compared_markdown
     from harness.store import EvalStore
 
     writers = {"md": compared_markdown, "json": compared_json}

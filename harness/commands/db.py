@@ -36,7 +36,7 @@ def db() -> None:
 @database
 def list_runs(tag: str, model: str, status: str, limit: int, db: Path) -> int:
     """List the newest runs."""
-    from harness.db_text import list_lines
+    from harness.commands.db_text import list_lines
     from harness.store import EvalStore, RunFilter
 
     wanted = RunFilter(tag=tag, model=model, status=status)
@@ -50,7 +50,7 @@ def list_runs(tag: str, model: str, status: str, limit: int, db: Path) -> int:
 @database
 def show(run: str, db: Path) -> int:
     """Show what a stored RUN is and what became of it."""
-    from harness.db_text import show_lines
+    from harness.commands.db_text import show_lines
     from harness.store import EvalStore
 
     with EvalStore.open_existing(db) as store:
@@ -67,7 +67,7 @@ def show(run: str, db: Path) -> int:
 def export(run: str, view: str, form: str, output: Path | None, db: Path) -> int:
     """Write the rows of a view, or one run as a database of its own that `fm db merge` takes."""
     from engine.errors import SettingError, UnknownNameError
-    from harness.db_text import FORMS
+    from harness.commands.db_text import FORMS
     from harness.report.outcome import write_pieces
     from harness.store import EvalStore
 
@@ -123,7 +123,7 @@ def copy(file: Path, db: Path) -> int:
 @database
 def check(db: Path) -> int:
     """Check that the database is sound, and that nothing waits to be imported."""
-    from harness.db_text import check_lines
+    from harness.commands.db_text import check_lines
     from harness.store import EvalStore
 
     with EvalStore.open_existing(db) as store:

@@ -16,10 +16,10 @@ from harness.commands.places import DEFAULT_DB, DEFAULT_REPORTS, say, while_read
 
 if TYPE_CHECKING:
     from harness.base.comparison import Comparison
-    from harness.choices import Choices
-    from harness.conclusion import Concluded
+    from harness.planning.choices import Choices
     from harness.policy.files import Files
     from harness.policy.judgement import Judgement
+    from harness.running.conclusion import Concluded
 
 FILE = click.Path(path_type=Path)
 
@@ -91,8 +91,8 @@ def gate(
 def _comparison(db: Path, out: Path, force: bool, quiet: bool) -> Comparison:
     from engine.backend import require_backend
     from harness.base.comparison import Comparison
-    from harness.conclusion import Places
-    from harness.progress import fetching_to, progress_for
+    from harness.running.conclusion import Places
+    from harness.running.progress import fetching_to, progress_for
 
     require_backend()
     return Comparison(
@@ -113,7 +113,7 @@ def _tell(concluded: Concluded) -> None:
 
 def _choices(context: click.Context) -> Choices:
     """Return the choices; without a word about it, the cells and the amounts of a gate."""
-    from harness.choices import GATE_CELLS, GATE_PRESET, GATE_WORKLOADS
+    from harness.planning.choices import GATE_CELLS, GATE_PRESET, GATE_WORKLOADS
 
     usual = {"cells": GATE_CELLS, "workloads": GATE_WORKLOADS, "preset": GATE_PRESET}
     for name, value in usual.items():

@@ -11,8 +11,8 @@ import click
 from click.core import ParameterSource
 
 from engine.errors import SettingError
-from harness.choices import PRESETS, TARGETS, Choices
-from harness.sweep import expanded, parse_sweep, split_names, swept
+from harness.cells.sweep import expanded, parse_sweep, split_names, swept
+from harness.planning.choices import PRESETS, TARGETS, Choices
 
 Command = Callable[..., int]
 
@@ -45,7 +45,7 @@ def choices_of(context: click.Context) -> Choices:
     Flags that were given win over a matrix file, and that wins over defaults. A target that is a
     server is asked for its model where none is named.
     """
-    from harness.matrix_file import MatrixFile, read_matrix_file
+    from harness.planning.matrix_file import MatrixFile, read_matrix_file
 
     flags = dict(context.meta[CHOSEN])
     path, texts = flags.pop(MATRIX), flags.pop(SWEEP)
@@ -56,7 +56,7 @@ def choices_of(context: click.Context) -> Choices:
     chosen = replace(chosen, cells=swept(chosen.cells, sweeps))
     if not chosen.is_remote or "models" in file.values or "models" in given:
         return chosen
-    from harness.http.remote import only_model
+    from harness.targets.remote import only_model
 
     return replace(chosen, models=(only_model(chosen.target),))
 

@@ -13,8 +13,8 @@ from harness import exit_codes
 def models() -> int:
     """List the models known by name."""
     from engine.models.registry import model_rows
-    from harness.columns import aligned
-    from harness.plan_text import model_table
+    from harness.commands.columns import aligned
+    from harness.commands.plan_text import model_table
 
     for line in aligned(model_table(model_rows())):
         click.echo(line)
@@ -29,7 +29,7 @@ def pull(name: str) -> int:
 
     require_backend()
     from engine.models.registry import pull as fetch
-    from harness.progress import fetching_to
+    from harness.running.progress import fetching_to
 
     click.echo(fetch(name, fetching_to(sys.stderr)(name)))
     return exit_codes.PASS

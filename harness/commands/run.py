@@ -15,7 +15,7 @@ from harness.commands.matrix_flags import choices_of, matrix_options, refuse_cho
 from harness.commands.places import DEFAULT_DB, DEFAULT_REPORTS, say, while_read
 
 if TYPE_CHECKING:
-    from harness.conclusion import Concluded
+    from harness.running.conclusion import Concluded
 
 
 @click.command()
@@ -45,13 +45,13 @@ def run(
             raise SettingError("--resume goes on as planned; drop --force or start a new run")
     chosen = choices_of(context)
     from engine.backend import require_backend
-    from harness.conclusion import Places
-    from harness.session import Session, matrix_of, stored_target
+    from harness.running.conclusion import Places
+    from harness.running.session import Session, matrix_of, stored_target
 
     matrix = matrix_of(chosen)
     require_backend()
-    from harness.progress import fetching_to, progress_for
-    from harness.targets import target_of
+    from harness.running.progress import fetching_to, progress_for
+    from harness.targets.names import target_of
 
     target = chosen.target if resume is None else stored_target(db, resume)
     progress = progress_for(sys.stderr, quiet)
@@ -80,11 +80,11 @@ def run(
 @click.pass_context
 def plan(context: click.Context, db: Path, json_path: Path | None) -> int:
     """Show what `fm run` would run with the same flags, what it leaves out, how long it takes."""
-    from harness.forecast import forecast, read_past
-    from harness.plan_text import plan_json, plan_lines
+    from harness.commands.plan_text import plan_json, plan_lines
+    from harness.planning.forecast import forecast, read_past
     from harness.report import write_report
-    from harness.session import checked, matrix_of
-    from harness.targets import target_of
+    from harness.running.session import checked, matrix_of
+    from harness.targets.names import target_of
 
     chosen = choices_of(context)
     matrix = matrix_of(chosen)

@@ -11,9 +11,9 @@ import click
 from engine.config import EngineConfig
 from engine.server.settings import ServerConfig
 from harness import exit_codes
-from harness.choices import DEFAULT_MODELS
 from harness.commands.places import say
 from harness.flags import chosen_settings, setting_flags
+from harness.planning.choices import DEFAULT_MODELS
 from harness.serve_flags import (
     CACHE_FLAGS,
     DRAFT_FLAGS,
@@ -73,7 +73,7 @@ def generate(
     """Answer one PROMPT: text as it comes; reasoning, and what it took, on standard error."""
     from engine.backend import require_backend
     from engine.request import SamplingParams
-    from harness import generate as shell
+    from harness.commands import generate as shell
     from harness.opening import engine_config, open_engine
 
     constraint = None if schema is None else shell.read_schema(schema)

@@ -20,11 +20,11 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import httpx2
 
 from engine.errors import FmError
-from harness.clock import Clock, monotonic
 from harness.http.chat_reply import StreamError
 from harness.http.delay import ArrivalSelector, ClientDelay, processor_wait_s, watched
 from harness.http.words import error_words, message_words, parsed, problem_words
-from harness.target import OnTokens, ignore_tokens
+from harness.trials.clock import Clock, monotonic
+from harness.trials.target import OnTokens, ignore_tokens
 
 DONE = "[DONE]"
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import httpx2
 
-from harness.clock import Clock
+from harness.trials.clock import Clock
 
 SLEPT_S = 20e-6
 """A shorter look found bytes that were there already; the system call alone takes about 2 us."""

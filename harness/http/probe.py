@@ -11,8 +11,8 @@ from harness.http.chat_reply import ChatReply
 from harness.http.client import Ask, Exchange, LoadClient
 from harness.http.process import ServerError
 from harness.http.trial import LOADING, Takes
-from harness.prompting import UNREASONED
 from harness.report.visible import in_one_line
+from harness.trials.prompting import UNREASONED
 
 KEY_VARIABLES = ("FM_TARGET_API_KEY", "OPENAI_API_KEY")
 """Where the key of a server may be; the first one that is set is sent, and none is ever shown."""

@@ -8,11 +8,12 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from engine.request import Completion, FinishReason
-from harness.clock import RssSampler, StepTally, TokenTimes
 from harness.http.chat_reply import ChatReply
 from harness.http.client import Ask, Exchange, Load, LoadClient, Patience
 from harness.http.process import ServerError
-from harness.prompting import (
+from harness.store.rows import Phase, RequestRow, TrialRecord
+from harness.trials.clock import RssSampler, StepTally, TokenTimes
+from harness.trials.prompting import (
     WARM_UP_TOKENS,
     cache_salt_of,
     constraint_of,
@@ -20,10 +21,9 @@ from harness.prompting import (
     template_options,
     warm_up_prompts,
 )
-from harness.record import Served, accept_rows, filled_trial, reply_rows, with_step_bytes
-from harness.store.rows import Phase, RequestRow, TrialRecord
-from harness.target import OnTokens, TrialJob, ignore_tokens, timeout_s
-from harness.workload import Prompt
+from harness.trials.record import Served, accept_rows, filled_trial, reply_rows, with_step_bytes
+from harness.trials.target import OnTokens, TrialJob, ignore_tokens, timeout_s
+from harness.workloads.workload import Prompt
 
 LOADING = Patience(first_event_s=600.0, total_s=600.0)
 """A server may load its weights at the first request."""

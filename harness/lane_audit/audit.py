@@ -31,11 +31,11 @@ from engine.loop import Engine
 from engine.models.load import LoadedModel, load_model
 from engine.oracle import Divergence, Oracle
 from engine.request import Completion, FinishReason, Request, SamplingParams
+from harness.judging.token_identity import allowed_near_ties
 from harness.lane_audit.script import Limits, text_limits, tiny_limits
 from harness.lane_audit.soak import run_soak
 from harness.lane_audit.stress import Stress, run_scripts
-from harness.token_identity import allowed_near_ties
-from harness.workload import Prompt, load_workload
+from harness.workloads.workload import Prompt, load_workload
 
 FREE_WORKLOADS = ("short-chat", "long-form")
 CONSTRAINED_WORKLOAD = "json-extract"

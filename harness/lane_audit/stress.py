@@ -17,9 +17,9 @@ import jsonschema
 from engine.models.load import LoadedModel
 from engine.oracle import Divergence, Oracle
 from engine.request import Completion, FinishReason, Request
+from harness.judging.token_identity import allowed_near_ties
 from harness.lane_audit.play import Play
 from harness.lane_audit.script import Limits, Script, make_script
-from harness.token_identity import allowed_near_ties
 
 COUNTS = (
     "rows",
@@ -69,7 +69,7 @@ class Stress:
 
     Args:
         is_exact: every id has to be the oracle's; otherwise rows are followed by the oracle and
-            near-ties are let pass, as few as harness.token_identity says.
+            near-ties are let pass, as few as harness.judging.token_identity says.
         say: takes a line of progress.
     """
 

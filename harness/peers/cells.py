@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.models.load import LoadedModel
-from harness.cell import Cell
+from harness.cells.cell import Cell
 from harness.http.process import OnWait
 from harness.peers.peer import Peers, peer_model, peer_work
 from harness.peers.servers import ServerPeers
 from harness.store.rows import TrialRecord
-from harness.target import CannotRunError, OnTokens, TrialJob
+from harness.trials.target import CannotRunError, OnTokens, TrialJob
 
 
 @dataclass(slots=True)

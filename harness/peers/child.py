@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from harness.child_stdio import die_with_parent, private_stdout
-from harness.clock import RssSampler, monotonic
+from harness.trials.clock import RssSampler, monotonic
 
 
 @dataclass(slots=True)

@@ -11,14 +11,14 @@ from typing import Any
 from engine.errors import FmError, SettingError
 from engine.models.load import LoadedModel
 from engine.request import Completion, FinishReason, SamplingParams
-from harness.cell import Cell
-from harness.clock import StepTally, TokenTimes, monotonic
+from harness.cells.cell import Cell
 from harness.line_child import ChildGoneError, ChildSilentError, LineChild
-from harness.prompting import WARM_UP_TOKENS, prompt_ids, warm_up_prompts
-from harness.record import filled_trial, graded, request_row
 from harness.store.rows import RequestRow, TrialRecord
-from harness.target import OnTokens, TrialJob, timeout_s
-from harness.workload import Prompt
+from harness.trials.clock import StepTally, TokenTimes, monotonic
+from harness.trials.prompting import WARM_UP_TOKENS, prompt_ids, warm_up_prompts
+from harness.trials.record import filled_trial, graded, request_row
+from harness.trials.target import OnTokens, TrialJob, timeout_s
+from harness.workloads.workload import Prompt
 
 LOAD_TIMEOUT_S = 600.0
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from engine.models.load import LoadedModel
-from harness.cell import Cell
+from harness.cells.cell import Cell
 from harness.http.chat_reply import ChatReply
 from harness.http.client import LoadClient
 from harness.http.probe import enforces_schema, model_of, probe, target_key
 from harness.http.process import Launch, OnWait, ServerProcess, free_port
 from harness.http.trial import HttpServer
 from harness.store.rows import TrialRecord
-from harness.target import CannotRunError, OnTokens, TrialJob
+from harness.trials.target import CannotRunError, OnTokens, TrialJob
 
 V1 = "/v1"
 CHAT = "/chat/completions"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.cell_name import BASE, on_side, side_of
+from harness.cells.name import BASE, on_side, side_of
 from harness.conditions.verdict import PREFLIGHT
 from harness.store.index import Place, RunIndex
 from harness.store.rows import CellRow, RequestRow, TrialRow

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import SettingError
-from harness.conclusion import check_folder
 from harness.policy.json_form import to_json
 from harness.policy.judgement import Judgement
 from harness.policy.junit import to_junit
 from harness.policy.summary import to_markdown
 from harness.report import ReportError, write_report
+from harness.running.conclusion import check_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

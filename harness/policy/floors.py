@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from harness.cell_name import side_of
+from harness.cells.name import side_of
 from harness.policy.judgement import NOISY, NOWHERE, Finding, Status
 from harness.policy.measures import METRICS, by_block
 from harness.policy.policy_file import Floor

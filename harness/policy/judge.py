@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from harness import gates
-from harness.cell_name import BASE, on_side, side_of
+from harness.cells.name import BASE, on_side, side_of
 from harness.conditions.verdict import blemishes
+from harness.judging import gates
 from harness.policy.counters import COUNTERS, Count, counts, pairs, shared, unshared
 from harness.policy.family import NOISE_ERROR, Effect, Gains, is_noisy
 from harness.policy.family import judge as judge_family

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from engine.config import check_settings, setting
 from engine.errors import FmError, SettingError, UnknownNameError
-from harness import gates
-from harness.cell_name import parse_cell_name
+from harness.cells.name import parse_cell_name
+from harness.judging import gates
 from harness.policy.counters import COUNTERS
 from harness.policy.measures import METRICS
 from harness.resources import policies_dir

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from harness import gates as gate_rules
 from harness.conditions.summary import summary
+from harness.judging import gates as gate_rules
 from harness.report.cells import CellReader
 from harness.report.figures import Against, GateSummary, Group, RunReport
 from harness.report.incidents import failures, near_ties, skips

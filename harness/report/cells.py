@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness.cell_name import BASE, on_side, side_of
-from harness.gates import outcome_of
-from harness.grade import Grade, judge_conformance
+from harness.cells.name import BASE, on_side, side_of
+from harness.judging.gates import outcome_of
+from harness.judging.grade import Grade, judge_conformance
 from harness.report.attribution import roofline, step_time
 from harness.report.figures import (
     Acceptance,

@@ -12,8 +12,8 @@ from statistics import median
 from typing import Any
 
 from harness.http.client import Ask
-from harness.http.target import CHAT
 from harness.serving_audit.subject import COMPLETIONS, Answer, AuditClient, Finding, Served
+from harness.targets.http import CHAT
 
 STREAMS = 3
 USUAL_S = 1.5

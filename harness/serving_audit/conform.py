@@ -15,12 +15,12 @@ from engine.models.load import load_model
 from engine.oracle import Oracle
 from engine.request import Completion, FinishReason, Request
 from harness.http.client import Ask
-from harness.http.target import CHAT
+from harness.judging.validation import schema_check
 from harness.lane_audit.audit import Check, compare
-from harness.prompting import UNREASONED
 from harness.serving_audit.subject import Answer, Finding, Served
-from harness.validation import schema_check
-from harness.workload import Prompt, load_workload
+from harness.targets.http import CHAT
+from harness.trials.prompting import UNREASONED
+from harness.workloads.workload import Prompt, load_workload
 
 WORKLOAD = "json-extract"
 CONCURRENCIES = (1, 4, 16)

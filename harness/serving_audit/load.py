@@ -17,7 +17,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.server.lag import quantile
 from harness.http.client import Ask, Load
-from harness.http.target import CHAT
 from harness.serving_audit.subject import (
     COMPLETIONS,
     AuditClient,
@@ -25,6 +24,7 @@ from harness.serving_audit.subject import (
     Heard,
     Served,
 )
+from harness.targets.http import CHAT
 
 CONCURRENCY = 32
 MAX_LAG_S = 0.05

@@ -194,7 +194,8 @@ class TrialRow:
         client_delay_s, client_stream_s: over HTTP, bounds on how late the client read its events,
             summed, and the time its streams took, summed; None in process.
         retries: requests that were sent again after a 429.
-        counters: what the engine counted of its own work (harness.work), empty where nothing tells.
+        counters: what the engine counted of its own work (harness.trials.work), empty where
+            nothing tells.
         lane_declared, lane_taken: "serial" or "batch"; `lane_reason` says why.
     """
 

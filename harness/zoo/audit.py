@@ -24,11 +24,11 @@ from engine.errors import FmError
 from engine.grammar.compile import GrammarCompiler
 from engine.models.load import LoadedModel, load_model
 from harness import exit_codes
-from harness.choices import DEFAULT_MODELS
-from harness.grade import conformance_lower_bound
+from harness.judging.grade import conformance_lower_bound
+from harness.planning.choices import DEFAULT_MODELS
 from harness.stats import percentile
+from harness.workloads.entries import Entry, read_zoo
 from harness.zoo.carried import read_carried
-from harness.zoo.entries import Entry, read_zoo
 from harness.zoo.visits import Visit, Visitor
 from harness.zoo.walks import Walker
 

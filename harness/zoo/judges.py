@@ -12,7 +12,7 @@ from referencing import Registry
 
 from engine.document import DocumentError, read_document
 from engine.errors import SettingError
-from harness.validation import DIALECT, schema_check
+from harness.judging.validation import DIALECT, schema_check
 
 
 @dataclass(frozen=True, slots=True)

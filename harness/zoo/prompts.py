@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 import click
 
 from harness.resources import workloads_dir
-from harness.workload_files import PROMPTS_FILE
-from harness.zoo.entries import ZOO, Entry, compact, read_zoo
+from harness.workloads.entries import ZOO, Entry, compact, read_zoo
+from harness.workloads.files import PROMPTS_FILE
 
 INSTRUCTION = "Answer with one line of compact JSON that meets the schema, and nothing else."
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.cell import Cell, load_cells
-from harness.matrix import with_drafter
-from harness.sampling import Sampling
+from harness.cells.cell import Cell, load_cells
+from harness.cells.sampling import Sampling
+from harness.planning.matrix import with_drafter
 from harness.store import RequestRow, TrialRecord, TrialRow, new_id
-from harness.target import Target, TrialJob
-from harness.workload import Prompt, Workload
+from harness.trials.target import Target, TrialJob
+from harness.workloads.workload import Prompt, Workload
 
 CATALOGUE = load_cells(Path(__file__).parents[2] / "cells")
 SCHEMA = {

@@ -26,16 +26,16 @@ from typing import Any, Self
 
 from engine.errors import FmError
 from harness import exit_codes
-from harness import session as sessions
-from harness.choices import Choices
-from harness.conclusion import Concluded, Places
 from harness.conditions.reading import Reading
 from harness.conditions.watch import Watch
-from harness.progress import LineProgress
-from harness.session import Session, matrix_of
+from harness.planning.choices import Choices
+from harness.running import session as sessions
+from harness.running.conclusion import Concluded, Places
+from harness.running.progress import LineProgress
+from harness.running.session import Session, matrix_of
 from harness.store import TrialRecord, utc_now
-from harness.target import OnTokens, TrialJob
-from harness.workload import Prompt
+from harness.trials.target import OnTokens, TrialJob
+from harness.workloads.workload import Prompt
 from tests.harness.scripted import Scripted
 
 ROOT = Path(__file__).parents[2]

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.errors import FmError
-from harness.cell import Cell
-from harness.sampling import stored
+from harness.cells.cell import Cell
+from harness.cells.sampling import stored
 from harness.store import DivergenceRow, LawRow, ModelRow, RequestRow, TrialRecord
-from harness.target import OnTokens, Parting, SampledReply, TrialJob
-from harness.workload import Prompt, Workload
+from harness.trials.target import OnTokens, Parting, SampledReply, TrialJob
+from harness.workloads.workload import Prompt, Workload
 
 Answer = Callable[[TrialJob, Prompt], tuple[int, ...]]
 

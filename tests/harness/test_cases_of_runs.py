@@ -12,12 +12,12 @@ import pytest
 
 from harness.calibration.metronome import MetronomeTarget, Pace
 from harness.calibration.rehearsal import rehearsal_matrix, rehearse
-from harness.choices import Choices
-from harness.http.remote import RemoteTarget
-from harness.prompting import WARM_UP_TOKENS, warm_up_prompts
+from harness.planning.choices import Choices
 from harness.report import RunReport
 from harness.report.figures import Against
-from harness.workload import load_workload
+from harness.targets.remote import RemoteTarget
+from harness.trials.prompting import WARM_UP_TOKENS, warm_up_prompts
+from harness.workloads.workload import load_workload
 from tests.harness.foreign_server import DONE, Foreign, chunk, event, foreign
 from tests.harness.jobs import cell_of, job_of
 

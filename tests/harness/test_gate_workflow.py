@@ -12,13 +12,13 @@ import pytest
 import yaml
 
 from harness.base.worktree import commit_of
-from harness.cell import load_cells
-from harness.choices import Choices
+from harness.cells.cell import load_cells
 from harness.cli import cli
 from harness.commands.matrix_flags import choices_of
 from harness.commands.places import DEFAULT_DB
+from harness.planning.choices import Choices
 from harness.policy.policy_file import load_policy
-from harness.workload import load_workload
+from harness.workloads.workload import load_workload
 from tests.harness.base.test_worktree import git
 
 ROOT = Path(__file__).parents[2]

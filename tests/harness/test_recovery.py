@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from harness import exit_codes
-from harness.planned import plan_trials
 from harness.report import build_report
-from harness.session import matrix_of
+from harness.running.planned import plan_trials
+from harness.running.session import matrix_of
 from harness.store import EvalStore, ModelRow, RunData, TrialRow
 from tests.harness.nursery import CHOICES, COUNT, End, Life, Nursery
 

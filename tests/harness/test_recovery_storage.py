@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from harness import exit_codes
-from harness.claim import claimed
 from harness.machine import whereabouts
 from harness.recovery import differences
-from harness.session import Session, matrix_of
+from harness.running.claim import claimed
+from harness.running.session import Session, matrix_of
 from harness.store import EvalStore, RunData
-from harness.target import TrialJob
+from harness.trials.target import TrialJob
 from tests.harness.nursery import CHOICES, Life, Nursery, Varied, session
 
 MATRIX = matrix_of(CHOICES)

@@ -11,10 +11,10 @@ import pytest
 from engine.errors import SettingError
 from engine.request import SamplingParams
 from harness.base import forms
-from harness.cell import Cell
-from harness.sampling import Sampling
+from harness.cells.cell import Cell
+from harness.cells.sampling import Sampling
 from harness.store import AcceptRow, RequestRow, TrialRecord
-from harness.target import Parting, SampledReply
+from harness.trials.target import Parting, SampledReply
 from tests.harness.jobs import CHAT, PEOPLE, cell_of, job_of
 
 

@@ -14,9 +14,9 @@ from engine.errors import DownloadError, FmError
 from engine.models.load import load_model
 from harness.base.child import PROTOCOL
 from harness.base.side import Side, SideError
-from harness.in_process import InProcess
-from harness.sampling import Sampling
-from harness.target import CannotRunError
+from harness.cells.sampling import Sampling
+from harness.targets.in_process import InProcess
+from harness.trials.target import CannotRunError
 from tests.harness import jobs
 from tests.harness.jobs import PEOPLE, cell_of, ids, job_of, measured
 

@@ -9,14 +9,14 @@ import pytest
 
 from engine.errors import FmError
 from harness.base.two_sides import TwoSides
-from harness.cell import Cell, load_cells
-from harness.choices import GATE_CELLS, Choices
-from harness.matrix import identity_reference, plan_matrix, ratio_baseline
-from harness.planned import cell_row, choices_of, settings_of
-from harness.session import checked, command_of
+from harness.cells.cell import Cell, load_cells
+from harness.planning.choices import GATE_CELLS, Choices
+from harness.planning.matrix import identity_reference, plan_matrix, ratio_baseline
+from harness.running.planned import cell_row, choices_of, settings_of
+from harness.running.session import checked, command_of
 from harness.store import ModelRow, RunRow
-from harness.target import CannotRunError
-from harness.workload import Workload
+from harness.trials.target import CannotRunError
+from harness.workloads.workload import Workload
 from tests.harness.jobs import CATALOGUE, CHAT, PEOPLE, cell_of, job_of
 from tests.harness.scripted import Scripted
 

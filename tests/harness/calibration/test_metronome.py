@@ -8,11 +8,11 @@ from engine.errors import SettingError
 from engine.request import Request
 from harness.calibration.metronome import Metronome, MetronomeTarget, Pace, VirtualClock
 from harness.calibration.rehearsal import rehearse
-from harness.choices import Choices
-from harness.drive import drive
+from harness.planning.choices import Choices
 from harness.report import RunReport
 from harness.report.figures import CellFigures
-from harness.target import ignore_tokens
+from harness.trials.drive import drive
+from harness.trials.target import ignore_tokens
 
 GATE = Choices(cells=("spec",), workloads=("short-chat",), preset="gate")
 

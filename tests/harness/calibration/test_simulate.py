@@ -31,7 +31,7 @@ from harness.calibration.simulate import (
     unluckiest,
     verdict,
 )
-from harness.choices import Choices
+from harness.planning.choices import Choices
 from harness.stats import estimate
 
 SESSIONS = 300

@@ -20,7 +20,7 @@ from engine.errors import FmError
 from harness.http.chat_reply import ChatReply, StreamError
 from harness.http.client import Ask, Exchange, Load, LoadClient, Patience
 from harness.http.delay import ClientDelay
-from harness.run import interruptible
+from harness.running.run import interruptible
 from tests.harness.foreign_server import DONE, WORDS, Foreign, chunk, event, foreign, usage
 from tests.waiting import WAIT_S, wait_for
 

@@ -18,11 +18,11 @@ from mlx_lm import load, stream_generate
 
 from engine.backend import backend_info
 from engine.models.registry import pull
-from harness.cell import load_cells
+from harness.cells.cell import load_cells
 from harness.peers.peer import PeerError, PeerModel, PeerProcess, Peers, PeerWork
 from harness.store import TrialRow
-from harness.target import TrialJob
-from harness.workload import Prompt, Workload
+from harness.trials.target import TrialJob
+from harness.workloads.workload import Prompt, Workload
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[3]

@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.calibration.metronome import MetronomeTarget, Pace
 from harness.calibration.rehearsal import rehearse
-from harness.choices import Choices
+from harness.planning.choices import Choices
 from harness.policy.judge import judge
 from harness.policy.judgement import Finding, Judgement
 from harness.policy.policy_file import Policy, load_policy

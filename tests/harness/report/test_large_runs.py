@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from sqlite_utils import Database
 
-from harness import gates
-from harness.grade import conformance_lower_bound
+from harness.judging import gates
+from harness.judging.grade import conformance_lower_bound
 from harness.report import build_report, plain_report, to_json, to_markdown
 from harness.store import EvalStore, RunData
 from harness.store.connection import MIGRATIONS
@@ -121,7 +121,7 @@ def test_an_old_database_gives_the_report_of_a_new_one(
 def test_reports_load_neither_a_validator_nor_a_model_library() -> None:
     """Each takes a second or more to import, and a report needs none of what they do."""
     script = (
-        "import sys, harness.report, harness.compare_runs, harness.results\n"
+        "import sys, harness.report, harness.results.compare_runs, harness.results\n"
         "print(sorted({'jsonschema', 'mlx_lm', 'transformers', 'pandas'} & set(sys.modules)))"
     )
     done = subprocess.run(

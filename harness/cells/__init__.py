@@ -1,0 +1,1 @@
+"""What is measured: cells, their names and settings, sweeps of them."""

@@ -1,0 +1,1 @@
+"""What replies are worth, and the correctness gates: from stored rows, pure."""

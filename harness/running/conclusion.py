@@ -1,0 +1,152 @@
+"""What a run comes to: gates, ratios and its end are stored, reports written, a code returned."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from engine.errors import SettingError
+from harness import exit_codes
+from harness.judging import gates
+from harness.report import (
+    ReportError,
+    RunReport,
+    build_report,
+    comparison_rows,
+    report_name,
+    to_html,
+    to_json,
+    to_markdown,
+    write_report,
+)
+from harness.running.interrupts import last_words
+from harness.running.run import Outcome
+from harness.store import EvalStore
+
+RUN_COMMAND = "fm run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where a run writes.
+
+    Args:
+        reports: folder of the dated reports.
+        json: file of the JSON report, None for none.
+        command: what goes on with an interrupted run.
+        lock_wait_s: how long another process may keep the database locked.
+    """
+
+    db: Path
+    reports: Path
+    json: Path | None = None
+    command: str = RUN_COMMAND
+    lock_wait_s: float = 60.0
+
+    def check(self) -> None:
+        """Raise SettingError when a report could not be written after the run."""
+        check_folder(self.reports, "--out")
+        if self.json is not None:
+            check_folder(self.json.absolute().parent, "--json")
+            if self.json.is_dir():
+                raise SettingError(f"--json names the folder {self.json}; name a file in it")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Concluded:
+    """A run that has ended.
+
+    Args:
+        report: None where it was interrupted.
+        notes: what a person should know, one line each.
+    """
+
+    run_id: str
+    exit_code: int
+    report: RunReport | None
+    notes: tuple[str, ...] = ()
+
+
+def conclude(store: EvalStore, run_id: str, outcome: Outcome, places: Places) -> Concluded:
+    """Evaluate the gates, write the reports and the end of the run."""
+    if outcome.ending == "interrupted":
+        return interrupted(store, run_id, places)
+    again = resume_hint(run_id, places)
+    problems = [] if outcome.save is None else [outcome.save.reason, again]
+    unsaved = _stored_verdict(store, run_id, is_unsaved=bool(problems))
+    problems = problems or unsaved
+    report = build_report(store.load_report(run_id))
+    code = gates.exit_code(report.gates, is_unsaved=bool(problems))
+    report = replace(report, exit_code=code)
+    written = _written_reports(report, places)
+    if any(isinstance(item, ReportError) for item in written):
+        report = replace(report, exit_code=exit_codes.worst([code, exit_codes.INCOMPLETE]))
+    if places.json is not None:
+        # Last, since it tells programs how the process ends.
+        written.append(_written("json", places.json, to_json(report)))
+        if isinstance(written[-1], ReportError):
+            report = replace(report, exit_code=exit_codes.worst([code, exit_codes.INCOMPLETE]))
+    notes = (*problems, f"database: {places.db}", *map(str, written))
+    return Concluded(run_id=run_id, exit_code=report.exit_code, report=report, notes=notes)
+
+
+def interrupted(store: EvalStore, run_id: str, places: Places) -> Concluded:
+    """Write that a run was interrupted, and say how to go on with it."""
+    code = exit_codes.INTERRUPTED
+    with last_words():
+        store.finish_run(run_id, status="interrupted", exit_code=code, unquotable_reasons=[])
+    again = resume_hint(run_id, places)
+    return Concluded(run_id=run_id, exit_code=code, report=None, notes=(again,))
+
+
+def resume_hint(run_id: str, places: Places) -> str:
+    """Return how to go on with a run."""
+    database = shlex.quote(str(places.db))
+    return f"go on with: {places.command} --resume {run_id} --db {database}"
+
+
+def _stored_verdict(store: EvalStore, run_id: str, *, is_unsaved: bool) -> list[str]:
+    """Store gates, ratios and the end of the run; return what the database did not take."""
+    saves = [store.record_gates(run_id, gates.evaluate(store.load_run(run_id)))]
+    report = build_report(store.load_report(run_id))
+    saves.append(store.record_comparisons(run_id, comparison_rows(report)))
+    saves.append(
+        store.finish_run(
+            run_id,
+            status="failed" if is_unsaved else "finished",
+            exit_code=gates.exit_code(report.gates, is_unsaved=is_unsaved),
+            unquotable_reasons=report.unquotable_reasons,
+        )
+    )
+    return list(dict.fromkeys(save.reason for save in saves if not save.saved))
+
+
+def _written_reports(report: RunReport, places: Places) -> list[str | ReportError]:
+    """Write the dated reports; return a line for each, or why it could not be written."""
+    dated = {"md": to_markdown, "html": to_html}
+    return [
+        _written("report", places.reports / report_name(report.run, ending), write(report))
+        for ending, write in dated.items()
+    ]
+
+
+def _written(kind: str, path: Path, text: str) -> str | ReportError:
+    try:
+        write_report(path, text)
+    except ReportError as error:
+        return error
+    return f"{kind}: {path}"
+
+
+def check_folder(folder: Path, flag: str) -> None:
+    """Raise SettingError when a folder cannot be written; the text names the flag for another."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise SettingError(
+            f"{folder} cannot be written ({error.strerror}); give another place with {flag}"
+        ) from error

@@ -1,0 +1,225 @@
+"""From a matrix to the rows of a run, and back again when a run is resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+
+from engine.errors import SettingError
+from harness.cells.cell import Cell
+from harness.planning.choices import Choices
+from harness.planning.matrix import Matrix, Pair, PlannedTrial, identity_reference, ratio_baseline
+from harness.running.partings import Finished
+from harness.running.run import Planned
+from harness.store import (
+    CellRow,
+    ModelRow,
+    RequestRow,
+    RunData,
+    RunPlan,
+    RunRow,
+    TrialRecord,
+    TrialRow,
+    WorkloadRow,
+    new_id,
+)
+from harness.workloads.workload import Workload
+
+Key = tuple[str, str, str, int]
+"""Model key, workload hash, cell hash, block: what makes a trial unique in its run."""
+
+
+def run_plan(
+    matrix: Matrix,
+    run: RunRow,
+    models: Mapping[str, ModelRow],
+    planned: Sequence[Planned],
+) -> RunPlan:
+    """Return every row that is written before the first trial.
+
+    Args:
+        models: what each model of the matrix turned out to be, by the name it was asked for.
+        planned: the trials that will run; skipped pairs are added, once each, with their reason.
+    """
+    workloads = {pair.workload.name: pair.workload for pair in matrix.pairs}
+    skipped = [_skipped_row(run.run_id, pair, models) for pair in matrix.skipped]
+    return RunPlan(
+        run=run,
+        models=tuple(models.values()),
+        workloads=tuple(map(workload_row, workloads.values())),
+        cells=tuple(map(cell_row, matrix.cells)),
+        trials=(*(item.row for item in planned), *skipped),
+    )
+
+
+def plan_trials(matrix: Matrix, run_id: str, models: Mapping[str, ModelRow]) -> list[Planned]:
+    """Return the trials of a new run with fresh rows, in the order in which they run."""
+    return [
+        Planned(
+            trial,
+            TrialRow(
+                trial_id=new_id(),
+                run_id=run_id,
+                block=trial.block,
+                order_in_block=trial.order,
+                model=models[trial.pair.model].key,
+                workload=trial.pair.workload.digest,
+                cell=trial.pair.cell.digest,
+                lane_declared=trial.pair.cell.lane_taken,
+            ),
+        )
+        for trial in matrix.trials()
+    ]
+
+
+def pending_trials(matrix: Matrix, data: RunData, models: Mapping[str, ModelRow]) -> list[Planned]:
+    """Return the trials of a stored run that are still to do.
+
+    Raises:
+        SettingError: the matrix is not the one that the run was planned with.
+    """
+    rows = {_key_of(row): row for row in data.trials}
+    found = [(trial, rows.get(_key(trial, models))) for trial in matrix.trials()]
+    if any(row is None for _, row in found) or matrix.digest != data.run.plan_hash:
+        raise SettingError(
+            f"run {data.run.run_id} was planned with other cells, workloads or models than there "
+            "are now; start a new run"
+        )
+    return [
+        Planned(trial, row) for trial, row in found if row is not None and row.status == "pending"
+    ]
+
+
+def skipping_as_planned(matrix: Matrix, data: RunData) -> Matrix:
+    """Return the matrix without the pairs that a stored run left out when it began.
+
+    What stood in their way, such as a model out of reach, may be gone; the run goes on as planned.
+    """
+    names = {row.key: row.name for row in data.models}
+    reasons = {
+        (names[row.model], row.workload, row.cell): row.reason
+        for row in data.trials
+        if row.status == "skipped"
+    }
+    pairs = (
+        replace(pair, skip_reason=pair.skip_reason or reasons.get(_names(pair), ""))
+        for pair in matrix.pairs
+    )
+    return replace(matrix, pairs=tuple(pairs))
+
+
+def _names(pair: Pair) -> tuple[str, str, str]:
+    return (pair.model, pair.workload.digest, pair.cell.digest)
+
+
+def finished_trials(
+    matrix: Matrix, data: RunData, models: Mapping[str, ModelRow]
+) -> list[Finished]:
+    """Return the trials of a stored run that were done, with their requests."""
+    rows = {_key_of(row): row for row in data.trials if row.status == "done"}
+    requests: dict[str, list[RequestRow]] = {}
+    for request in data.requests:
+        requests.setdefault(request.trial_id, []).append(request)
+    return [
+        Finished(
+            trial.pair,
+            TrialRecord(trial=row, requests=tuple(requests.get(row.trial_id, ()))),
+        )
+        for trial in matrix.trials()
+        if (row := rows.get(_key(trial, models))) is not None
+    ]
+
+
+def choices_of(run: RunRow) -> Choices:
+    """Return the choices a stored run was started with.
+
+    Raises:
+        SettingError: it was stored by hand, or by an fm that kept other ones.
+    """
+    try:
+        return _choices_from(run)
+    except (KeyError, TypeError) as error:
+        raise SettingError(
+            f"run {run.run_id} does not say what was chosen for it ({error}); start a new run"
+        ) from error
+
+
+def _choices_from(run: RunRow) -> Choices:
+    chosen = run.settings
+    return Choices(
+        cells=tuple(chosen["cells"]),
+        models=tuple(chosen["models"]),
+        workloads=tuple(chosen["workloads"]),
+        preset=chosen["preset"],
+        target=chosen.get("target", run.target),
+        blocks=chosen["blocks"],
+        prompts=chosen["prompts"],
+        max_tokens=chosen["max_tokens"],
+        temperature=chosen.get("temperature", 0.0),
+        seed=chosen["seed"],
+        base=chosen.get("base", ""),
+        tag=chosen.get("tag", ""),
+    )
+
+
+def settings_of(choices: Choices) -> dict[str, object]:
+    """Return what choices_of needs, as the run's row keeps it."""
+    return asdict(choices)
+
+
+def cell_row(cell: Cell) -> CellRow:
+    """Return the database row of a cell."""
+    key, baseline, reference = cell.key, ratio_baseline(cell), identity_reference(cell)
+    return CellRow(
+        content_hash=cell.digest,
+        name=cell.name,
+        lane="serial" if key.rows is None else "batch",
+        max_rows=cell.rows,
+        features=key.features,
+        kind=cell.kind.value,
+        settings=asdict(cell.config),
+        expected_lane="" if key.is_peer or cell.is_remote else cell.lane_taken,
+        baseline=None if baseline is None else str(baseline),
+        reference=None if reference is None else str(reference),
+        bare=None if key.is_bare and key.bare_lane() == key else str(key.bare_lane()),
+    )
+
+
+def workload_row(workload: Workload) -> WorkloadRow:
+    """Return the database row of a workload."""
+    return WorkloadRow(
+        content_hash=workload.digest,
+        name=workload.name,
+        num_prompts=len(workload.prompts),
+        max_tokens=workload.max_tokens,
+        is_constrained=workload.is_constrained,
+        allows_truncation=workload.allow_truncation,
+    )
+
+
+def _skipped_row(run_id: str, pair: Pair, models: Mapping[str, ModelRow]) -> TrialRow:
+    return TrialRow(
+        trial_id=new_id(),
+        run_id=run_id,
+        block=0,
+        order_in_block=0,
+        model=models[pair.model].key,
+        workload=pair.workload.digest,
+        cell=pair.cell.digest,
+        status="skipped",
+        reason=pair.skip_reason,
+    )
+
+
+def _key(trial: PlannedTrial, models: Mapping[str, ModelRow]) -> Key:
+    pair = trial.pair
+    return (
+        models[pair.model].key,
+        pair.workload.digest,
+        pair.cell.digest,
+        trial.block,
+    )
+
+
+def _key_of(row: TrialRow) -> Key:
+    return (row.model, row.workload, row.cell, row.block)

@@ -1,0 +1,1 @@
+"""What a run measures: our engine here, its server, servers of others."""

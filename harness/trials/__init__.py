@@ -1,0 +1,1 @@
+"""One trial: requests, clocks, counts, and the rows they come to."""

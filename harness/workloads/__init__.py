@@ -1,0 +1,1 @@
+"""What is asked: prompts, schemas and facts, read from folders."""

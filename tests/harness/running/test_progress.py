@@ -1,0 +1,105 @@
+"""What a person sees meanwhile: plain lines in pipes, a bar on a terminal, downloads by tenths."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.running.progress import (
+    BarProgress,
+    DownloadProgress,
+    LineProgress,
+    TimeLeft,
+    progress_for,
+    spoken,
+)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_a_bar_unless_quiet_is_asked_for() -> None:
+    assert isinstance(progress_for(Terminal(), is_quiet=False), BarProgress)
+    assert isinstance(progress_for(Terminal(), is_quiet=True), LineProgress)
+    assert isinstance(progress_for(io.StringIO(), is_quiet=False), LineProgress)
+
+
+def test_plain_lines_hold_no_control_sequences() -> None:
+    stream = io.StringIO()
+    lines = LineProgress(stream, clock=iter([0.0, 2.5]).__next__)
+    lines.begin(None, 2)
+    lines.trial("m chat serial block 1", 64)
+    lines.tokens(1)
+    lines.done("m chat serial block 1", "64 tokens", 61.0)
+    lines.close()
+    told = stream.getvalue()
+    assert told == "1/2 m chat serial block 1: 64 tokens in 2.5 s, about 1 min 01 s left\n"
+
+
+def test_the_bar_shows_the_trial_its_tokens_and_the_time_left() -> None:
+    stream = Terminal()
+    bar = BarProgress(stream)
+    bar.begin(None, 3)
+    bar.trial("m chat serial", 64)
+    bar.tokens(5)
+    bar.done("m chat serial", "64 tokens", 90.0)
+    bar.note("something [odd] happened")
+    bar.close()
+    told = stream.getvalue()
+    assert "something [odd] happened" in told
+    assert "1/3" in told
+    assert "1 min 30 s left" in told
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (None, "not known"),
+        (-3.0, "about 0 s"),
+        (59.4, "about 59 s"),
+        (60.0, "about 1 min 00 s"),
+        (3600.0, "about 1 h 00 min"),
+    ],
+)
+def test_durations_are_spoken(seconds: float | None, words: str) -> None:
+    assert words in spoken(seconds)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(1, 100)), min_size=1))
+def test_a_trial_seen_before_is_taken_to_need_its_mean_again(seen: list[tuple[str, float]]) -> None:
+    left = TimeLeft()
+    assert left.estimate([(("a",), 1.0)]) is None
+    for key, seconds in seen:
+        left.record((key,), 7.0, seconds)
+    mean = sum(seconds for _, seconds in seen) / len(seen)
+    key = seen[0][0]
+    same = [seconds for other, seconds in seen if other == key]
+    assert left.estimate([((key,), 7.0)]) == pytest.approx(sum(same) / len(same))
+    assert left.estimate([(("new",), 14.0)]) == pytest.approx(2 * mean)
+    assert left.estimate([]) == 0
+
+
+def test_a_download_is_told_by_tenths_and_what_was_here_not_at_all() -> None:
+    stream = io.StringIO()
+    told = DownloadProgress("m", stream)
+    for received in range(0, 101, 2):
+        told(received * 1_000_000, 100_000_000)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 10
+    assert lines[-1] == "fetching m: 100 of 100 MB"
+    cached = io.StringIO()
+    DownloadProgress("m", cached)(5, 5)
+    assert not cached.getvalue()
+
+
+def test_a_download_of_unknown_size_is_told_too() -> None:
+    stream = io.StringIO()
+    told = DownloadProgress("m", stream)
+    for received in (0, 9_000_000, 25_000_000, 26_000_000):
+        told(received, None)
+    assert stream.getvalue() == "fetching m: 25 MB\n"
