@@ -22,8 +22,9 @@ from engine.testing import ScriptedDrafter, tiny_model
 from tests.engine.cache.families import family, padded, rows_at
 
 CARRIED = ("llama", "gemma3_text", "ministral3", "qwen3_next", "falcon_h1")
-ONE_STEP = {8: 5e-3, 4: 8e-2}
-"""What a few numbers rounded to the next step do to a logit of size 1."""
+FEW_STEPS = 0.5
+"""What a few numbers rounded to the next step may do, as a share of what rounding them all does:
+sums in another order differ in the last bit, and a number near the middle then goes up or down."""
 ROWS = [(1, 2, 3), tuple(range(40, 60)), (9,) * 11]
 
 
@@ -45,6 +46,18 @@ def model_with_heads_of(dim: int) -> LoadedModel:
     return replace(tiny_model(), name=f"heads-{dim}", model=model, num_layers=1, path=None)
 
 
+def logits_alone(name: str, bits: int | None, row: tuple[int, ...]) -> np.ndarray:
+    """Return what a row alone scores behind its prompt and a 7, [2, vocab]."""
+    runner = Runner(family(name), 1, bits)
+    runner.cache.resize(1, 256)
+    runner.prefill(mx.array([list(row)]), rows_at((0,), (len(row),)))
+    return np.array(runner.forward(mx.array([[7, 8]]), rows_at((len(row),), (2,)))[0])
+
+
+def size(errors: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(errors**2)))
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("name", CARRIED)
 def test_rows_of_a_batch_get_the_logits_of_a_row_alone(name: str, bits: int) -> None:
@@ -53,19 +66,11 @@ def test_rows_of_a_batch_get_the_logits_of_a_row_alone(name: str, bits: int) -> 
     lengths = [len(row) for row in ROWS]
     batch.prefill(padded(ROWS, 24), rows_at((0, 0, 0), lengths))
     then = mx.array([[7, 8], [7, 8], [7, 0]])
-    together = batch.forward(then, rows_at(lengths, (2, 2, 1)))
+    together = np.array(batch.forward(then, rows_at(lengths, (2, 2, 1))))
     for index, row in enumerate(ROWS):
-        alone = Runner(family(name), 1, bits)
-        alone.cache.resize(1, 256)
-        alone.prefill(mx.array([list(row)]), rows_at((0,), (len(row),)))
-        expected = alone.forward(mx.array([[7, 8]]), rows_at((len(row),), (2,)))[0]
         count = 1 if index == 2 else 2
-        np.testing.assert_allclose(
-            np.array(together[index, :count]),
-            np.array(expected[:count]),
-            atol=ONE_STEP[bits],
-            rtol=0,
-        )
+        alone, exact = (logits_alone(name, kept, row)[:count] for kept in (bits, None))
+        assert size(together[index, :count] - alone) < FEW_STEPS * size(alone - exact)
 
 
 @pytest.mark.parametrize("bits", [8, 4])
