@@ -27,7 +27,7 @@ from harness.peers.cells import PeerCells
 from harness.serve_flags import engine_flags
 from harness.store.rows import DivergenceRow, LawRow, ModelRow, TrialRecord
 from harness.trials.clock import StepTally
-from harness.trials.judge import Judge
+from harness.trials.oracle import Judge
 from harness.trials.prompting import compile_schemas, model_row
 from harness.trials.target import OnTokens, Parting, SampledReply, TrialJob
 from harness.workloads.workload import Workload

@@ -31,7 +31,7 @@ from harness.store.rows import (
 )
 from harness.trials.clock import RssSampler, monotonic
 from harness.trials.drive import Drive, drive
-from harness.trials.judge import Judge
+from harness.trials.oracle import Judge
 from harness.trials.prompting import (
     WARM_UP_TOKENS,
     compile_schemas,
