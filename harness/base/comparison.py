@@ -14,7 +14,7 @@ from harness.machine import git_state
 from harness.planning.choices import Choices
 from harness.running.conclusion import Concluded, Places
 from harness.running.interrupts import interruptible
-from harness.running.planned import choices_of
+from harness.running.plan_rows import choices_of
 from harness.running.progress import Fetching, Progress
 from harness.running.session import Session, matrix_of
 from harness.store import EvalStore, RunRow

@@ -30,7 +30,7 @@ from harness.running.claim import claimed
 from harness.running.conclusion import Concluded, Places, conclude, interrupted, resume_hint
 from harness.running.interrupts import interruptible, last_words, uninterrupted
 from harness.running.partings import Finished
-from harness.running.planned import (
+from harness.running.plan_rows import (
     choices_of,
     finished_trials,
     pending_trials,
