@@ -20,8 +20,8 @@ def compare(a: str, b: str, form: str, output: Path | None, db: Path) -> int:
     """Show what differs between the stored runs A and B: settings, machine, gates, figures."""
     from engine.errors import UnknownNameError
     from harness.report import write_report
-    from harness.results.compare_runs import compare_runs
-    from harness.results.compare_text import compared_json, compared_markdown
+    from harness.results.differences import compare_runs
+    from harness.results.differences_text import compared_json, compared_markdown
     from harness.store import EvalStore
 
     writers = {"md": compared_markdown, "json": compared_json}
