@@ -9,7 +9,7 @@ from pathlib import Path
 from engine.models.load import LoadedModel
 from harness.cells.cell import Cell
 from harness.http.process import OnWait
-from harness.peers.peer import Peers, peer_model, peer_work
+from harness.peers.children import Peers, peer_model, peer_work
 from harness.peers.servers import ServerPeers
 from harness.store.rows import TrialRecord
 from harness.trials.target import CannotRunError, OnTokens, TrialJob
