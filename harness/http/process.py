@@ -27,7 +27,7 @@ START_TIMEOUT_S = 600.0
 POLL_S = 0.05
 ASK_TIMEOUT_S = 5.0
 STOP_TIMEOUT_S = 15.0
-"""More than the child gives its server."""
+"""More than the keeper gives its server."""
 
 LOSS_S = 2.0
 LAST_WORDS_BYTES = 8192
@@ -71,7 +71,7 @@ class ServerProcess:
         # Open as long as the server lives: close() ends both.
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # close() does
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "harness.http.child", *launch.command],
+            [sys.executable, "-P", "-m", "harness.http.keeper", *launch.command],
             stdin=subprocess.PIPE,
             stdout=self._output,
             stderr=self._output,
