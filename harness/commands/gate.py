@@ -17,7 +17,7 @@ from harness.commands.places import DEFAULT_DB, DEFAULT_REPORTS, say, while_read
 if TYPE_CHECKING:
     from harness.base.comparison import Comparison
     from harness.planning.choices import Choices
-    from harness.policy.files import Files
+    from harness.policy.gate_files import Files
     from harness.policy.judgement import Judgement
     from harness.running.conclusion import Concluded
 
@@ -59,7 +59,7 @@ def gate(
     0 passed, 1 regression, 2 wrong usage, 3 a correctness gate failed, 4 not to be told (0 without
     --strict), 5 the machine was not fit, 6 something was not seen, 130 interrupted.
     """
-    from harness.policy.files import Files
+    from harness.policy.gate_files import Files
     from harness.policy.policy_file import load_policy
 
     files = Files(junit=junit, summary=summary, json=json_path)
