@@ -9,7 +9,7 @@ from typing import Protocol
 from engine.errors import FmError
 from engine.request import SamplingParams
 from harness.cells.cell import Cell
-from harness.cells.sampling import Sampling
+from harness.sampling import Sampling
 from harness.store.rows import (
     DivergenceRow,
     LawRow,
