@@ -11,20 +11,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from engine.document import DocumentError, read_document
 from engine.request import FinishReason
+from harness.stats import CONFIDENCE
+from harness.store.rows import GateStatus
 
 if TYPE_CHECKING:
     from harness.judging.validation import SchemaCheck
 
-CONFIDENCE = 0.95
-
 NEGLIGIBLE = 1e-20
 """Share of a sum's largest term below which a term changes nothing."""
-
-GateStatus = Literal["pass", "fail", "incomplete"]
 
 
 class Outcome(StrEnum):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.conditions.verdict import PREFLIGHT
+from harness.conditions.findings import PREFLIGHT
 from harness.policy.twins import pairs, shared_trials, unpaired_cells
 from harness.store.index import Place, RunIndex
 from harness.store.rows import CellRow, RequestRow, TrialRow
