@@ -156,12 +156,6 @@ def judge_conformance(
     )
 
 
-def mean_field_accuracy(grades: Sequence[Grade]) -> float | None:
-    """Return the share of expected fields found over all replies, None where none is expected."""
-    total = sum(grade.total for grade in grades)
-    return sum(grade.correct for grade in grades) / total if total else None
-
-
 def conformance_lower_bound(ok: int, n: int) -> float:
     """Return the one-sided 95 % Clopper-Pearson lower bound of a share.
 
