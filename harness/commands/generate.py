@@ -15,13 +15,12 @@ from engine.request import (
     Request,
     SamplingParams,
 )
+from harness import exit_codes
 from harness.trials.clock import monotonic
 
 if TYPE_CHECKING:
     from engine.loop import Engine
     from engine.models.load import LoadedModel
-
-EXIT_FAILED = 1
 
 DIM = ("\x1b[2m", "\x1b[0m\n")
 BETWEEN = ("fm: reasoning\n", "\nfm: reply\n")
@@ -115,7 +114,7 @@ def generate(engine: Engine, request: Request, out: TextIO, err: TextIO) -> int:
     completion = engine.completion(request_id)
     err.write(f"fm: {summary(completion, first_s, monotonic() - started_s)}\n")
     is_failed = completion.finish_reason is FinishReason.ERROR or completion.conformance == "failed"
-    return EXIT_FAILED if is_failed else 0
+    return exit_codes.PROBLEM if is_failed else exit_codes.PASS
 
 
 def summary(completion: Completion, first_s: float | None, seconds: float) -> str:
