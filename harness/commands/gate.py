@@ -91,8 +91,9 @@ def gate(
 def _comparison(db: Path, out: Path, force: bool, quiet: bool) -> Comparison:
     from engine.backend import require_backend
     from harness.base.comparison import Comparison
+    from harness.downloads import fetching_to
     from harness.running.conclusion import Places
-    from harness.running.progress import fetching_to, progress_for
+    from harness.running.progress import progress_for
 
     require_backend()
     return Comparison(

@@ -34,7 +34,7 @@ def pull(name: str) -> int:
 
     require_backend()
     from engine.models.registry import pull as fetch
-    from harness.running.progress import fetching_to
+    from harness.downloads import fetching_to
 
     click.echo(fetch(name, fetching_to(sys.stderr)(name)))
     return exit_codes.PASS

@@ -49,7 +49,8 @@ def run(
 
     matrix = matrix_of(chosen)
     require_backend()
-    from harness.running.progress import fetching_to, progress_for
+    from harness.downloads import fetching_to
+    from harness.running.progress import progress_for
     from harness.targets.names import target_of
 
     target = chosen.target if resume is None else stored_target(db, resume)
