@@ -28,8 +28,9 @@ from harness.store.rows import (
     TrialRecord,
     TrialRow,
 )
-from harness.trials.clock import RssSampler, monotonic
+from harness.trials.clock import monotonic
 from harness.trials.drive import Drive, drive
+from harness.trials.memory import RssSampler
 from harness.trials.oracle import Judge
 from harness.trials.prompting import (
     WARM_UP_TOKENS,
