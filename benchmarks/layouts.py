@@ -42,6 +42,7 @@ WAYS: dict[str, tuple[str, ...]] = {
 @contextmanager
 def without(names: tuple[str, ...]) -> Iterator[None]:
     """Let loading leave out some of its steps."""
+    # "rows" is what weight_layout says where weights stay as they are; nobody reads the others.
     patches = [mock.patch.object(load, name, return_value="rows") for name in names]
     for patch in patches:
         patch.start()
@@ -79,7 +80,7 @@ def products(rows: int) -> Callable[[], list[mx.array]]:
 
 
 def fastest_ms(ways: list[Callable[[], object]]) -> list[float]:
-    """Return the fastest of several interleaved evaluations of each way."""
+    """Return the fastest of several interleaved evaluations of each way, the first left out."""
     times: list[list[float]] = [[] for _ in ways]
     for _ in range(PASSES):
         for index, work in enumerate(ways):

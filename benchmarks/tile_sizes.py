@@ -8,7 +8,6 @@ Prints milliseconds, the fastest of several, all interleaved in one process on o
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 
 os.environ["FM_BLAS_THREADS"] = "1"  # one stream: what a tile costs, not what a second core saves
@@ -17,12 +16,12 @@ import engine  # noqa: F401  # before mlx, for the BLAS
 
 # isort: split
 import mlx.core as mx
+from layouts import fastest_ms
 
 from engine.models.columns import column_matmul
 from engine.models.tiled import tiled_matmul, to_tiles
 
 PRODUCTS, OUTPUTS, INPUTS = 30, 1536, 576
-PASSES = 7
 
 
 def main() -> None:
@@ -43,13 +42,7 @@ def main() -> None:
             lambda x=x, held=held: [tiled_matmul(x, tiles) for tiles in held]
             for held in tiled.values()
         ]
-        times: list[list[float]] = [[] for _ in ways]
-        for _ in range(PASSES):
-            for index, work in enumerate(ways):
-                before = time.perf_counter()
-                mx.eval(work())
-                times[index].append(1e3 * (time.perf_counter() - before))
-        print(f"| {rows} |" + "".join(f" {min(each):.1f} |" for each in times), flush=True)
+        print(f"| {rows} |" + "".join(f" {ms:.1f} |" for ms in fastest_ms(ways)), flush=True)
 
 
 if __name__ == "__main__":

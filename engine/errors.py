@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable
+from pathlib import PurePath
 
 
 class FmError(Exception):
@@ -12,6 +14,13 @@ class FmError(Exception):
 def detail_of(error: BaseException) -> str:
     """Return what was raised in one short line, as part of a message."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def bug_line(error: BaseException) -> str:
+    """Return an error that nobody raised on purpose in one line, with the place it came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{PurePath(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
+    return f"{type(error).__name__} at {place}: {' '.join(str(error).split())}"[:500]
 
 
 class SettingError(FmError, ValueError):

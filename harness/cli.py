@@ -19,12 +19,13 @@ from harness.commands.compare import compare
 from harness.commands.db import db
 from harness.commands.doctor import doctor
 from harness.commands.gate import gate
+from harness.commands.generate import generate
 from harness.commands.models import models, pull
 from harness.commands.places import DISK_FULL, drop_output, say_full
 from harness.commands.promote import promote
 from harness.commands.report import report
 from harness.commands.run import plan, run
-from harness.commands.serve import generate, serve
+from harness.commands.serve import serve
 
 QUIET_LIBRARIES = {
     "TRANSFORMERS_VERBOSITY": "error",

@@ -15,7 +15,7 @@ from engine.backend import backend_info, require_backend
 from engine.errors import BackendError, SettingError
 from engine.paths import cache_dir
 from engine.switches import SWITCHES, is_off
-from harness.conditions.preflight import Finding, timing_now
+from harness.conditions.preflight import Line, timing_now
 from harness.machine import Machine, git_state, read_machine
 
 GIB = 2**30
@@ -38,9 +38,9 @@ class SwitchState:
 class Doctor:
     """Everything that was looked at, in the order it is printed."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[Line, ...]
     switches: tuple[SwitchState, ...] = ()
-    timing: tuple[Finding, ...] = ()
+    timing: tuple[Line, ...] = ()
 
     @property
     def is_healthy(self) -> bool:
@@ -91,23 +91,23 @@ def examine() -> Doctor:
     machine = read_machine()
     return Doctor(
         (
-            Finding("device", f"{machine.device}: {machine.device_name}", backend_problem),
-            Finding("processor", f"{machine.cpu}, {_cores(machine)}, {machine.arch}"),
+            Line("device", f"{machine.device}: {machine.device_name}", backend_problem),
+            Line("processor", f"{machine.cpu}, {_cores(machine)}, {machine.arch}"),
             _blas(machine),
             _memory(machine),
             _cache(cache_dir()),
-            Finding("models", "unknown without a backend" if backend_problem else _models()),
-            Finding("system", f"{machine.os}, host {machine.host}"),
-            Finding("python", machine.python),
-            Finding("versions", ", ".join(f"{k} {v}" for k, v in machine.versions.items())),
-            Finding("source", _source()),
+            Line("models", "unknown without a backend" if backend_problem else _models()),
+            Line("system", f"{machine.os}, host {machine.host}"),
+            Line("python", machine.python),
+            Line("versions", ", ".join(f"{k} {v}" for k, v in machine.versions.items())),
+            Line("source", _source()),
         ),
         tuple(_switch(name) for name in SWITCHES),
         timing_now(),
     )
 
 
-def _lines(findings: Iterable[Finding], width: int) -> list[str]:
+def _lines(findings: Iterable[Line], width: int) -> list[str]:
     lines = []
     for item in findings:
         lines.append(f"{item.label:{width}}  {item.value}")
@@ -137,33 +137,33 @@ def _cores(machine: Machine) -> str:
     return f"{machine.usable_cores} of {machine.cores or 'unknown'} cores usable"
 
 
-def _blas(machine: Machine) -> Finding:
+def _blas(machine: Machine) -> Line:
     threads = machine.blas_threads
     text = f"{machine.blas}, {threads} thread{'s' * (threads != 1)}" if threads else machine.blas
     if machine.product_cores > 1:
         text += f", {machine.product_cores} cores for products of many rows"
     problem = "; ".join(backend_info().warnings)
-    return Finding("blas", text, problem and f"matrix products are slow: {problem}")
+    return Line("blas", text, problem and f"matrix products are slow: {problem}")
 
 
-def _memory(machine: Machine) -> Finding:
+def _memory(machine: Machine) -> Line:
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     text = (
         f"{machine.memory_bytes / GIB:.1f} GiB, {memory.available / GIB:.1f} GiB free, "
         f"swap {swap.used / GIB:.1f} of {swap.total / GIB:.1f} GiB used"
     )
     small = memory.available < 2 * GIB
-    return Finding("memory", text, "the default model needs 2 GiB free" if small else "")
+    return Line("memory", text, "the default model needs 2 GiB free" if small else "")
 
 
-def _cache(folder: Path) -> Finding:
+def _cache(folder: Path) -> Line:
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     text = f"{folder}, {free / GIB:.1f} GiB free on its disk"
     if not _is_writable(existing):
-        return Finding("cache", text, "it cannot be written; set FM_CACHE_DIR to another folder")
+        return Line("cache", text, "it cannot be written; set FM_CACHE_DIR to another folder")
     problem = "less than 1 GiB is left; free some, or set FM_CACHE_DIR"
-    return Finding("cache", text, problem if free < MIN_FREE_BYTES else "")
+    return Line("cache", text, problem if free < MIN_FREE_BYTES else "")
 
 
 def _models() -> str:

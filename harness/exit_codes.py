@@ -13,6 +13,9 @@ MACHINE_REFUSED = 5
 INCOMPLETE = 6
 INTERRUPTED = 130
 
+PROBLEM = 1
+"""Of commands that judge no run: `fm doctor` found one, `fm generate` has no good reply."""
+
 WORDS: dict[int, str] = {
     PASS: "PASS",
     REGRESSION: "REGRESSION",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from engine.config import EngineConfig
 from engine.errors import SettingError
 from engine.models.entry import find_entry
-from harness.running.progress import fetching_to
+from harness.downloads import fetching_to
 
 if TYPE_CHECKING:
     from engine.loop import Engine

@@ -99,6 +99,41 @@ def test_every_file_of_the_project_that_a_text_names_is_there() -> None:
     assert sorted(item for item in found if not (ROOT / item[1]).exists()) == []
 
 
+def test_every_module_that_the_architecture_page_speaks_of_is_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    told = re.findall(r"`([\w/]+(?:\.py|/))`", text.partition("\n## Modules\n")[0])
+    places = [ROOT, ROOT / "engine", ROOT / "engine" / "server", ROOT / "harness"]
+
+    assert len(told) > 40
+    assert [name for name in told if not any((place / name).exists() for place in places)] == []
+
+
+RUN_MODULE = re.compile(r"""-m[", ]+((?:engine|harness)(?:\.\w+)+)""")
+
+
+def test_every_module_that_a_text_runs_is_there() -> None:
+    found = {
+        (named(path), match)
+        for path in TEXTS
+        for match in RUN_MODULE.findall(path.read_text(encoding="utf-8"))
+    }
+
+    assert len(found) > 10
+    gone = [item for item in found if not (ROOT / f"{item[1].replace('.', '/')}.py").is_file()]
+    assert sorted(gone) == []
+
+
+@pytest.mark.parametrize("package", ["engine", "harness"])
+def test_tests_lie_where_what_they_test_lies(package: str) -> None:
+    tests = ROOT / "tests"
+    folders = {path.parent.relative_to(tests) for path in (tests / package).rglob("test_*.py")}
+
+    # Cases that others wrote are told by what they are about.
+    assert [
+        str(item) for item in folders if item.name != "cases" and not (ROOT / item).is_dir()
+    ] == []
+
+
 @pytest.mark.parametrize(
     "path", [path for path in OTHERS if path.parent.name == "benchmarks"], ids=named
 )

@@ -16,7 +16,7 @@ from engine.models.rearranged import (
     RearrangedLinear,
     rearrange,
 )
-from engine.models.second_core import is_shared, second_stream
+from engine.models.second_core import in_halves, is_shared
 
 
 def column_matmul(x: mx.array, columns: mx.array) -> mx.array:
@@ -31,9 +31,8 @@ def column_matmul(x: mx.array, columns: mx.array) -> mx.array:
     if not is_shared(rows, columns.size):
         return x @ columns
     flat = x.reshape(rows, inputs)
-    with mx.stream(second_stream()):
-        second = flat[rows // 2 :] @ columns
-    return mx.concatenate([flat[: rows // 2] @ columns, second]).reshape(*x.shape[:-1], outputs)
+    product = in_halves(lambda part: flat[part] @ columns, rows // 2)
+    return product.reshape(*x.shape[:-1], outputs)
 
 
 class _Columns(Rearranged):

@@ -7,6 +7,7 @@ little, while threads of a BLAS spin.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import mlx.core as mx
@@ -25,8 +26,20 @@ def is_shared(rows: int, weights: int) -> bool:
     return rows >= SHARED_ROWS and weights >= SHARED_WEIGHTS and _num_streams() > 1
 
 
+def in_halves(multiply: Callable[[slice], mx.array], middle: int) -> mx.array:
+    """Return the product of all rows, those from the middle on computed on a second core.
+
+    Args:
+        multiply: the product of some of the rows, one below the other.
+        middle: where the second half begins.
+    """
+    with mx.stream(_second_stream()):
+        second = multiply(slice(middle, None))
+    return mx.concatenate([multiply(slice(None, middle)), second])
+
+
 @cache
-def second_stream() -> mx.ThreadLocalStream:
+def _second_stream() -> mx.ThreadLocalStream:
     """Return the stream whose work goes to another core; each thread has its own behind it."""
     return mx.new_thread_local_stream(mx.cpu)
 

@@ -20,7 +20,7 @@ from engine.models.rearranged import (
     RearrangedLinear,
     rearrange,
 )
-from engine.models.second_core import is_shared, second_stream
+from engine.models.second_core import in_halves, is_shared
 
 PACKLESS_LIMIT = 1_000_000
 """Largest rows x outputs x inputs that OpenBLAS's small-matrix kernels take."""
@@ -73,9 +73,7 @@ def tiled_matmul(x: mx.array, tiles: mx.array) -> mx.array:
         grouped = mx.pad(grouped, [(0, groups * each - rows), (0, 0)])
     grouped = grouped.reshape(1, groups, each, inputs)
     if is_shared(rows, tiles.size):
-        with mx.stream(second_stream()):
-            second = _multiply(grouped[:, groups // 2 :], tiles)
-        product = mx.concatenate([_multiply(grouped[:, : groups // 2], tiles), second])
+        product = in_halves(lambda part: _multiply(grouped[:, part], tiles), groups // 2)
     else:
         product = _multiply(grouped, tiles)
     return product[:rows].reshape(*x.shape[:-1], count * tile)

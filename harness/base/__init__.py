@@ -1,1 +1,1 @@
-"""Two versions of fm in one run: each side's code in a child process of its own."""
+"""`fm gate --base`: two versions of fm in one run, each in a child process of its own."""

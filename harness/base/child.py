@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 import harness
-from engine.errors import DownloadError, FmError
+from engine.errors import DownloadError, FmError, bug_line
 from harness.base import forms
 from harness.child_stdio import die_with_parent, private_stdout
 from harness.store.codec import encode
@@ -125,7 +124,7 @@ def serve(commands: Iterator[str], answers: TextIO) -> None:
         except FmError as error:
             answer = {"error": str(error), "kind": _kind(error)}
         except Exception as error:  # noqa: BLE001  # the run loop of the parent records and goes on
-            answer = {"error": _one_line(error), "kind": "bug"}
+            answer = {"error": bug_line(error), "kind": "bug"}
         say(answer)
     side.close()
 
@@ -135,12 +134,6 @@ def _kind(error: FmError) -> str:
     if isinstance(error, CannotRunError):
         return "cannot-run"
     return "download" if isinstance(error, DownloadError) else "error"
-
-
-def _one_line(error: Exception) -> str:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{Path(frame.filename).name}:{frame.lineno}"
-    return f"{type(error).__name__} at {place}: {' '.join(str(error).split())}"[:500]
 
 
 def main() -> None:

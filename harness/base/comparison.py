@@ -10,12 +10,13 @@ from engine.errors import SettingError
 from harness.base.side import Side
 from harness.base.two_sides import TwoSides
 from harness.base.worktree import Checkout, checked_out, commit_of, own_checkout
+from harness.downloads import Fetching
 from harness.machine import git_state
 from harness.planning.choices import Choices
 from harness.running.conclusion import Concluded, Places
 from harness.running.interrupts import interruptible
-from harness.running.planned import choices_of
-from harness.running.progress import Fetching, Progress
+from harness.running.plan_rows import choices_of
+from harness.running.progress import Progress
 from harness.running.session import Session, matrix_of
 from harness.store import EvalStore, RunRow
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from engine.config import EngineConfig
 from harness.cells.cell import Cell, CellKind, ServerCommand
 from harness.cells.name import parse_cell_name
-from harness.cells.sampling import Sampling, params_of
+from harness.sampling import Sampling, params_of
 from harness.store.codec import clean, decode, encode
 from harness.store.rows import AcceptRow, RequestRow, TrialRecord, TrialRow
 from harness.trials.target import Parting, SampledReply, TrialJob

@@ -16,7 +16,6 @@ from engine.errors import DownloadError, FmError
 from harness.base import forms
 from harness.base.child import PROTOCOL
 from harness.cells.cell import Cell
-from harness.http.process import OnWait
 from harness.line_child import ChildGoneError, ChildSilentError, LineChild
 from harness.store.codec import decode
 from harness.store.rows import DivergenceRow, LawRow, ModelRow, TrialRecord
@@ -25,6 +24,7 @@ from harness.trials.target import (
     OnTokens,
     Parting,
     SampledReply,
+    Tell,
     TrialJob,
     ignore_tokens,
     timeout_s,
@@ -55,7 +55,7 @@ class SideProcess:
         SideError: it did not start, or runs other code than that of `root`.
     """
 
-    def __init__(self, label: str, root: Path, target: str, tell: OnWait) -> None:
+    def __init__(self, label: str, root: Path, target: str, tell: Tell) -> None:
         self._label, self._tell = label, tell
         # Without -P the folder in which fm was started would come before the checkout.
         command = (sys.executable, "-P", "-m", "harness.base.child")
@@ -138,7 +138,7 @@ class Side:
         name: of the target within the side.
     """
 
-    def __init__(self, label: str, root: Path, name: str, tell: OnWait) -> None:
+    def __init__(self, label: str, root: Path, name: str, tell: Tell) -> None:
         self.label, self.root, self.name = label, root, name
         self._tell = tell
         self._process: SideProcess | None = None

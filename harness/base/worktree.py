@@ -19,7 +19,7 @@ from harness.machine import git_state
 from harness.running.interrupts import uninterrupted
 
 CHILD = Path("harness/base/child.py")
-"""What a commit needs to be measured: its own end of the trial protocol."""
+"""What a commit needs to be measured: its own end of the trial protocol, at this very place."""
 
 PREFIX = "fm-base-"
 """Folders of checkouts begin so."""

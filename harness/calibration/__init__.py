@@ -1,1 +1,1 @@
-"""Calibration of the harness: engines of known speed, and what the verdicts make of them."""
+"""Calibration of the harness: what is known beforehand, and what the verdicts make of it."""

@@ -29,7 +29,7 @@ from harness.running.progress import BarProgress
 from harness.stats import per_stream_rate
 from harness.store import EvalStore, RequestRow, RunData
 from harness.targets.remote import RemoteTarget
-from harness.trials.clock import RssSampler
+from harness.trials.memory import RssSampler
 
 PACE = Pace(step_s=0.0005, ttft_s=0.030)
 """2,000 tokens a second."""

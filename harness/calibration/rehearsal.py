@@ -12,7 +12,7 @@ from harness.planning.choices import Choices
 from harness.planning.matrix import Matrix, plan_matrix
 from harness.report import RunReport, build_report
 from harness.resources import cells_dir
-from harness.running.planned import plan_trials, run_plan, settings_of
+from harness.running.plan_rows import plan_trials, run_plan, settings_of
 from harness.running.progress import Progress
 from harness.running.run import RunLoop
 from harness.store import ConditionRow, EvalStore, RunRow, TrialRow, new_id, utc_now

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from engine.errors import FmError, SettingError, UnknownNameError
 from harness.cells.settings import (
@@ -72,7 +73,7 @@ class CellName:
     settings: Settings = ()
 
     @property
-    def lane(self) -> str:
+    def lane(self) -> Literal["serial", "batch"]:
         """`serial` or `batch`."""
         return "serial" if self.rows is None else "batch"
 

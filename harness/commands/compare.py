@@ -7,21 +7,21 @@ from pathlib import Path
 import click
 
 from harness import exit_codes
-from harness.commands.places import DEFAULT_DB
+from harness.commands import options
 
 
 @click.command()
 @click.argument("a")
 @click.argument("b", default="latest")
 @click.option("--format", "form", default="md", help="md or json")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="file instead of the screen")
-@click.option("--db", type=click.Path(path_type=Path), default=DEFAULT_DB, help="eval database")
+@options.output
+@options.database
 def compare(a: str, b: str, form: str, output: Path | None, db: Path) -> int:
     """Show what differs between the stored runs A and B: settings, machine, gates, figures."""
     from engine.errors import UnknownNameError
     from harness.report import write_report
-    from harness.results.compare_runs import compare_runs
-    from harness.results.compare_text import compared_json, compared_markdown
+    from harness.results.differences import compare_runs
+    from harness.results.differences_text import compared_json, compared_markdown
     from harness.store import EvalStore
 
     writers = {"md": compared_markdown, "json": compared_json}

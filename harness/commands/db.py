@@ -10,17 +10,9 @@ from typing import Any
 import click
 
 from harness import exit_codes
-from harness.commands.places import DEFAULT_DB
-
-FILE = click.Path(path_type=Path)
+from harness.commands import options
 
 MAX_LISTED = 1_000_000
-
-
-def database(command: Callable[..., int]) -> Callable[..., int]:
-    """Add the flag that names the database."""
-    flag = click.option("--db", type=FILE, default=DEFAULT_DB, help="eval database")
-    return flag(command)
 
 
 @click.group()
@@ -33,7 +25,7 @@ def db() -> None:
 @click.option("--model", default="", help="runs of this model")
 @click.option("--status", default="", help="runs of this status, e.g. finished, interrupted")
 @click.option("--limit", type=click.IntRange(1, MAX_LISTED), default=20, help="most runs shown")
-@database
+@options.database
 def list_runs(tag: str, model: str, status: str, limit: int, db: Path) -> int:
     """List the newest runs."""
     from harness.commands.db_text import list_lines
@@ -47,7 +39,7 @@ def list_runs(tag: str, model: str, status: str, limit: int, db: Path) -> int:
 
 @db.command()
 @click.argument("run", default="latest")
-@database
+@options.database
 def show(run: str, db: Path) -> int:
     """Show what a stored RUN is and what became of it."""
     from harness.commands.db_text import show_lines
@@ -62,8 +54,10 @@ def show(run: str, db: Path) -> int:
 @click.option("--run", default="", help="one run: an id, its beginning, or latest")
 @click.option("--view", default="", help="rows of a view, e.g. v_cell, v_composition, v_history")
 @click.option("--format", "form", default="csv", help="of the rows of a view: csv or json")
-@click.option("-o", "--output", type=FILE, help="file; a view without one goes to the screen")
-@database
+@click.option(
+    "-o", "--output", type=options.FILE, help="file; a view without one goes to the screen"
+)
+@options.database
 def export(run: str, view: str, form: str, output: Path | None, db: Path) -> int:
     """Write the rows of a view, or one run as a database of its own that `fm db merge` takes."""
     from engine.errors import SettingError, UnknownNameError
@@ -89,8 +83,8 @@ def export(run: str, view: str, form: str, output: Path | None, db: Path) -> int
 
 
 @db.command()
-@click.argument("others", metavar="DB...", type=FILE, nargs=-1, required=True)
-@database
+@click.argument("others", metavar="DB...", type=options.FILE, nargs=-1, required=True)
+@options.database
 def merge(others: tuple[Path, ...], db: Path) -> int:
     """Take the runs of other databases into this one; twice is the same as once."""
     from harness.store import EvalStore
@@ -106,8 +100,8 @@ def merge(others: tuple[Path, ...], db: Path) -> int:
 
 
 @db.command()
-@click.argument("file", type=FILE)
-@database
+@click.argument("file", type=options.FILE)
+@options.database
 def copy(file: Path, db: Path) -> int:
     """Copy the database, also during a run, into one FILE that holds all of it."""
     from harness.store import EvalStore
@@ -120,7 +114,7 @@ def copy(file: Path, db: Path) -> int:
 
 
 @db.command()
-@database
+@options.database
 def check(db: Path) -> int:
     """Check that the database is sound, and that nothing waits to be imported."""
     from harness.commands.db_text import check_lines
@@ -133,8 +127,8 @@ def check(db: Path) -> int:
 
 
 @db.command("import")
-@click.argument("files", metavar="FILE...", type=FILE, nargs=-1, required=True)
-@database
+@click.argument("files", metavar="FILE...", type=options.FILE, nargs=-1, required=True)
+@options.database
 def import_spool(files: tuple[Path, ...], db: Path) -> int:
     """Take in spool files: what a run measured while the database was locked or full."""
     from harness.store import EvalStore

@@ -6,8 +6,6 @@ import click
 
 from harness import exit_codes
 
-EXIT_PROBLEM = 1
-
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="for scripts")
@@ -20,4 +18,4 @@ def doctor(as_json: bool) -> int:
     found = examine()
     for line in [json.dumps(found.as_dict(), indent=2)] if as_json else found.lines():
         click.echo(line)
-    return exit_codes.PASS if found.is_healthy else EXIT_PROBLEM
+    return exit_codes.PASS if found.is_healthy else exit_codes.PROBLEM

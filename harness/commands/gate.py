@@ -7,21 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from click.core import ParameterSource
 
 from engine.errors import SettingError
 from harness import exit_codes
-from harness.commands.matrix_flags import CHOSEN, choices_of, matrix_options
-from harness.commands.places import DEFAULT_DB, DEFAULT_REPORTS, say, while_read
+from harness.commands import options
+from harness.commands.matrix_flags import CHOSEN, choices_of, is_given, matrix_options
+from harness.commands.places import DEFAULT_REPORTS, say, while_read
 
 if TYPE_CHECKING:
     from harness.base.comparison import Comparison
     from harness.planning.choices import Choices
-    from harness.policy.files import Files
+    from harness.policy.gate_files import Files
     from harness.policy.judgement import Judgement
     from harness.running.conclusion import Concluded
-
-FILE = click.Path(path_type=Path)
 
 
 @click.command()
@@ -30,14 +28,16 @@ FILE = click.Path(path_type=Path)
 @click.option("--resume", metavar="RUN", help="go on with a run of --base: its id, or latest")
 @click.option("--policy", default="default", help="what fails: a file, default or shared-runner")
 @click.option("--strict", is_flag=True, help="what could not be told fails too, with 4")
-@click.option("--junit", type=FILE, help="also write JUnit XML")
-@click.option("--summary", type=FILE, help="also write a Markdown summary")
-@click.option("--json", "json_path", type=FILE, help="also write this JSON")
+@click.option("--junit", type=options.FILE, help="also write JUnit XML")
+@click.option("--summary", type=options.FILE, help="also write a Markdown summary")
+@options.json_file
 @matrix_options
-@click.option("--db", type=FILE, default=DEFAULT_DB, help="eval database")
-@click.option("--out", type=FILE, default=DEFAULT_REPORTS, help="folder for reports of --base")
-@click.option("--force", is_flag=True, help="verdicts also on a machine that is not clean; marked")
-@click.option("--quiet", is_flag=True, help="plain lines instead of a progress bar")
+@options.database
+@click.option(
+    "--out", type=options.FILE, default=DEFAULT_REPORTS, help="folder for reports of --base"
+)
+@options.force
+@options.quiet
 @click.pass_context
 def gate(
     context: click.Context,
@@ -59,7 +59,7 @@ def gate(
     0 passed, 1 regression, 2 wrong usage, 3 a correctness gate failed, 4 not to be told (0 without
     --strict), 5 the machine was not fit, 6 something was not seen, 130 interrupted.
     """
-    from harness.policy.files import Files
+    from harness.policy.gate_files import Files
     from harness.policy.policy_file import load_policy
 
     files = Files(junit=junit, summary=summary, json=json_path)
@@ -91,8 +91,9 @@ def gate(
 def _comparison(db: Path, out: Path, force: bool, quiet: bool) -> Comparison:
     from engine.backend import require_backend
     from harness.base.comparison import Comparison
+    from harness.downloads import fetching_to
     from harness.running.conclusion import Places
-    from harness.running.progress import fetching_to, progress_for
+    from harness.running.progress import progress_for
 
     require_backend()
     return Comparison(
@@ -117,7 +118,7 @@ def _choices(context: click.Context) -> Choices:
 
     usual = {"cells": GATE_CELLS, "workloads": GATE_WORKLOADS, "preset": GATE_PRESET}
     for name, value in usual.items():
-        if not _is_given(context, name):
+        if not is_given(context, name):
             context.meta[CHOSEN][name] = value
     return choices_of(context)
 
@@ -132,15 +133,11 @@ def _check_flags(
     ]
     if len(given) > 1:
         raise SettingError(f"{' and '.join(given)} exclude each other; give one of them")
-    chosen = [name for name in context.meta[CHOSEN] if _is_given(context, name)]
+    chosen = [name for name in context.meta[CHOSEN] if is_given(context, name)]
     chosen += ["force"] if force else []
     if chosen and base is None:
         flag = f"--{chosen[0].replace('_', '-')}"
         raise SettingError(f"{flag} chooses what --base runs; add --base REF or drop {flag}")
-
-
-def _is_given(context: click.Context, name: str) -> bool:
-    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def _concluded(judgement: Judgement, files: Files) -> int:

@@ -50,7 +50,7 @@ def choices_of(context: click.Context) -> Choices:
     flags = dict(context.meta[CHOSEN])
     path, texts = flags.pop(MATRIX), flags.pop(SWEEP)
     file = MatrixFile() if path is None else read_matrix_file(path)
-    given = {name: value for name, value in flags.items() if _is_given(context, name)}
+    given = {name: value for name, value in flags.items() if is_given(context, name)}
     chosen = Choices(**{**flags, **file.values, **given})
     sweeps = [parse_sweep(text) for text in texts] or file.sweeps
     chosen = replace(chosen, cells=swept(chosen.cells, sweeps))
@@ -61,7 +61,8 @@ def choices_of(context: click.Context) -> Choices:
     return replace(chosen, models=(only_model(chosen.target),))
 
 
-def _is_given(context: click.Context, name: str) -> bool:
+def is_given(context: click.Context, name: str) -> bool:
+    """Return whether a flag stands on the command line."""
     return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
@@ -111,6 +112,6 @@ def _in_other_words(command: Command) -> Command:
 def refuse_choices(context: click.Context) -> None:
     """A resumed run goes on as planned: flags that would change the plan are an error."""
     for name in context.meta[CHOSEN]:
-        if _is_given(context, name):
+        if is_given(context, name):
             flag = f"--{name.replace('_', '-')}"
             raise SettingError(f"--resume goes on as planned; drop {flag} or start a new run")

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from harness import exit_codes
+
+if TYPE_CHECKING:
+    from engine.models.registry import ModelRow
+
+HEADINGS = ("name", "size", "here", "licence", "source", "drafters")
 
 
 @click.command()
@@ -14,9 +20,8 @@ def models() -> int:
     """List the models known by name."""
     from engine.models.registry import model_rows
     from harness.commands.columns import aligned
-    from harness.commands.plan_text import model_table
 
-    for line in aligned(model_table(model_rows())):
+    for line in aligned([HEADINGS, *map(_shown, model_rows())]):
         click.echo(line)
     return exit_codes.PASS
 
@@ -29,7 +34,19 @@ def pull(name: str) -> int:
 
     require_backend()
     from engine.models.registry import pull as fetch
-    from harness.running.progress import fetching_to
+    from harness.downloads import fetching_to
 
     click.echo(fetch(name, fetching_to(sys.stderr)(name)))
     return exit_codes.PASS
+
+
+def _shown(row: ModelRow) -> tuple[str, ...]:
+    size = "?" if row.size_bytes is None else f"{row.size_bytes / 1e6:,.0f} MB"
+    return (
+        row.name,
+        size if row.size_bytes != 0 else "made here",
+        "yes" if row.cached else "no",
+        row.licence,
+        row.source,
+        ", ".join(row.drafters),
+    )

@@ -1,13 +1,11 @@
-"""Plain aligned lines for `fm plan` and `fm models`."""
+"""What `fm plan` shows: plain aligned lines, or JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 
-from engine.models.registry import ModelRow
-from harness.commands.columns import Rows, aligned
+from harness.commands.columns import aligned
 from harness.planning.forecast import STATED_STEPS_PER_S, Forecast, PairForecast, Source
 from harness.running.progress import duration
 from harness.store.codec import clean
@@ -105,21 +103,3 @@ def _pair_object(item: PairForecast) -> dict[str, object]:
         "past_run": estimate.run_id or None if estimate is not None else None,
         "skipped": pair.skip_reason or None,
     }
-
-
-def model_table(rows: Sequence[ModelRow]) -> Rows:
-    """Return the lines of `fm models` as cells of text, headings first."""
-    headings = ("name", "size", "here", "licence", "source", "drafters")
-    return [headings, *(_model_row(row) for row in rows)]
-
-
-def _model_row(row: ModelRow) -> tuple[str, ...]:
-    size = "?" if row.size_bytes is None else f"{row.size_bytes / 1e6:,.0f} MB"
-    return (
-        row.name,
-        size if row.size_bytes != 0 else "made here",
-        "yes" if row.cached else "no",
-        row.licence,
-        row.source,
-        ", ".join(row.drafters),
-    )

@@ -7,14 +7,15 @@ from pathlib import Path
 import click
 
 from harness import exit_codes
-from harness.commands.places import DEFAULT_DB, DEFAULT_RESULTS, say
+from harness.commands import options
+from harness.commands.places import DEFAULT_RESULTS, say
 
 
 @click.command()
 @click.argument("run", default="latest")
 @click.option("--unquotable", is_flag=True, help="also rows that are not quotable, marked so")
-@click.option("--to", type=click.Path(path_type=Path), default=DEFAULT_RESULTS, help="results page")
-@click.option("--db", type=click.Path(path_type=Path), default=DEFAULT_DB, help="eval database")
+@click.option("--to", type=options.FILE, default=DEFAULT_RESULTS, help="results page")
+@options.database
 def promote(run: str, unquotable: bool, to: Path, db: Path) -> int:
     """Write what a stored RUN found to the results page, its quotable rows alone."""
     from harness.report.visible import one_line

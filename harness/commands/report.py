@@ -7,14 +7,14 @@ from pathlib import Path
 import click
 
 from harness import exit_codes
-from harness.commands.places import DEFAULT_DB
+from harness.commands import options
 
 
 @click.command()
 @click.argument("run", default="latest")
 @click.option("--format", "form", default="md", help="md, html or json")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="file instead of the screen")
-@click.option("--db", type=click.Path(path_type=Path), default=DEFAULT_DB, help="eval database")
+@options.output
+@options.database
 def report(run: str, form: str, output: Path | None, db: Path) -> int:
     """Write the report of a stored RUN (an id, its beginning, or latest) again."""
     from engine.errors import UnknownNameError

@@ -11,6 +11,7 @@ import click
 
 from engine.errors import SettingError
 from harness import exit_codes
+from harness.commands import options
 from harness.commands.matrix_flags import choices_of, matrix_options, refuse_choices
 from harness.commands.places import DEFAULT_DB, DEFAULT_REPORTS, say, while_read
 
@@ -20,14 +21,12 @@ if TYPE_CHECKING:
 
 @click.command()
 @matrix_options
-@click.option("--db", type=click.Path(path_type=Path), default=DEFAULT_DB, help="eval database")
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=DEFAULT_REPORTS, help="folder for reports"
-)
+@options.database
+@click.option("--out", type=options.FILE, default=DEFAULT_REPORTS, help="folder for reports")
 @click.option("--resume", metavar="RUN", help="go on with a run: its id, or latest")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="also write this JSON")
-@click.option("--quiet", is_flag=True, help="plain lines instead of a progress bar")
-@click.option("--force", is_flag=True, help="verdicts also on a machine that is not clean; marked")
+@options.json_file
+@options.quiet
+@options.force
 @click.pass_context
 def run(
     context: click.Context,
@@ -50,7 +49,8 @@ def run(
 
     matrix = matrix_of(chosen)
     require_backend()
-    from harness.running.progress import fetching_to, progress_for
+    from harness.downloads import fetching_to
+    from harness.running.progress import progress_for
     from harness.targets.names import target_of
 
     target = chosen.target if resume is None else stored_target(db, resume)
@@ -72,11 +72,11 @@ def run(
 @matrix_options
 @click.option(
     "--db",
-    type=click.Path(path_type=Path),
+    type=options.FILE,
     default=DEFAULT_DB,
     help="eval database, whose past runs say how long trials take",
 )
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="also write this JSON")
+@options.json_file
 @click.pass_context
 def plan(context: click.Context, db: Path, json_path: Path | None) -> int:
     """Show what `fm run` would run with the same flags, what it leaves out, how long it takes."""

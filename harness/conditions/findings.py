@@ -11,6 +11,9 @@ from typing import Any
 
 from harness.store.rows import ConditionRow
 
+PREFLIGHT = "preflight"
+"""Phase of a sample that was taken before the first trial."""
+
 GIB, MIB = 2**30, 2**20
 
 OTHERS_CORES = 0.25
@@ -108,7 +111,7 @@ def _load(row: ConditionRow) -> Finding | None:
 
     So it counts before a run alone, and where nothing better is known.
     """
-    if row.phase != "preflight" or row.others_cores is not None or not row.cores:
+    if row.phase != PREFLIGHT or row.others_cores is not None or not row.cores:
         return None
     limit = LOAD_PER_CORE * row.cores
     if row.load_1m is None or row.load_1m <= limit:
@@ -123,7 +126,7 @@ def _load(row: ConditionRow) -> Finding | None:
 def _memory(row: ConditionRow) -> Finding | None:
     """During a run the model fills the memory, rightly: there waiting and swapping count."""
     free = row.memory_available_bytes
-    if row.phase != "preflight" or free is None or free >= MIN_AVAILABLE_BYTES:
+    if row.phase != PREFLIGHT or free is None or free >= MIN_AVAILABLE_BYTES:
         return None
     text = f"{free / GIB:.1f} GiB of memory is free; 2 GiB is the least"
     return Finding("memory", -free, text)
@@ -236,7 +239,7 @@ def _gpu_others(row: ConditionRow) -> Finding | None:
 def _gpu_busy(row: ConditionRow) -> Finding | None:
     """Before a run nothing of ours computes, so what computes is not ours."""
     busy = _gpu(row).get("busy_pct")
-    if row.phase != "preflight" or busy is None or busy <= GPU_BUSY_PCT:
+    if row.phase != PREFLIGHT or busy is None or busy <= GPU_BUSY_PCT:
         return None
     return Finding("GPU load", busy, f"the GPU is {busy:.0f} % busy before the run; stop others")
 

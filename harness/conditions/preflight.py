@@ -15,7 +15,7 @@ UNKNOWN = "unknown here"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Line:
     """One line: what was looked at, and what is wrong with it.
 
     Args:
@@ -27,27 +27,27 @@ class Finding:
     problem: str = ""
 
 
-def timing_now() -> tuple[Finding, ...]:
+def timing_now() -> tuple[Line, ...]:
     """Watch the machine for a second and return what speaks for and against timing on it."""
     with Watch() as watch:
         row = watch.preflight()
-    return timing_findings(row, blas_problem(), git_state())
+    return timing_lines(row, blas_problem(), git_state())
 
 
-def timing_findings(row: ConditionRow, blas: tuple[str, ...], git: GitState) -> tuple[Finding, ...]:
+def timing_lines(row: ConditionRow, blas: tuple[str, ...], git: GitState) -> tuple[Line, ...]:
     """Return the lines of one sample, in a fixed order."""
     wrong = findings(row)
     lines = [
-        Finding(label, value(row) or UNKNOWN, "; ".join(f.text for f in wrong if f.kind in kinds))
+        Line(label, value(row) or UNKNOWN, "; ".join(f.text for f in wrong if f.kind in kinds))
         for label, value, kinds in LINES
     ]
     if row.standing.get("gpu"):
         texts = [item.text for item in wrong if item.kind.startswith("GPU")]
-        lines.append(Finding("gpu", _gpu(row.standing["gpu"]), "; ".join(texts)))
-    lines.append(Finding("products", "optimised" if not blas else "slow", "; ".join(blas)))
+        lines.append(Line("gpu", _gpu(row.standing["gpu"]), "; ".join(texts)))
+    lines.append(Line("products", "optimised" if not blas else "slow", "; ".join(blas)))
     dirty = "commit them, so that what is measured can be found again" * git.is_dirty
     tree = "uncommitted changes" if git.is_dirty else "clean" if git.sha else "no checkout"
-    return (*lines, Finding("tree", tree, dirty))
+    return (*lines, Line("tree", tree, dirty))
 
 
 def _processor(row: ConditionRow) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.conditions.findings import Finding, findings, tells
+from harness.conditions.findings import PREFLIGHT, Finding, findings, tells
 from harness.store.rows import ConditionRow, RunRow
 
-PREFLIGHT = "preflight"
 MAX_DIRTY_SHARE = 0.2
 """More dirty samples than this were no passing disturbance: the run is like one that began so."""
 

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from engine.errors import detail_of
+from harness.conditions.findings import PREFLIGHT
 from harness.conditions.interval import MIN_WINDOW_S, row_between, with_standing
 from harness.conditions.reading import Reading, Standing, read, read_standing
 from harness.store.rows import ConditionRow, utc_now
@@ -68,7 +69,7 @@ class Watch:
         the device.
         """
         time.sleep(max(0.0, self._preflight_s - (time.monotonic() - self._last.at_s)))
-        return with_standing(self._row("preflight"), self._standing, None)
+        return with_standing(self._row(PREFLIGHT), self._standing, None)
 
     def start(self, run_id: str) -> None:
         """Begin to sample for a run."""

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,18 +22,16 @@ import psutil
 from engine.errors import FmError
 from harness.opening import served_name
 from harness.report.visible import in_one_line
+from harness.trials.target import Tell
 
 START_TIMEOUT_S = 600.0
 POLL_S = 0.05
 ASK_TIMEOUT_S = 5.0
 STOP_TIMEOUT_S = 15.0
-"""More than the child gives its server."""
+"""More than the keeper gives its server."""
 
 LOSS_S = 2.0
 LAST_WORDS_BYTES = 8192
-
-OnWait = Callable[[str], None]
-"""Called with a line for people while a server starts."""
 
 
 class ServerError(FmError):
@@ -66,12 +64,12 @@ class ServerProcess:
         ServerError: it ended, or did not serve in time.
     """
 
-    def __init__(self, launch: Launch, tell: OnWait, timeout_s: float = START_TIMEOUT_S) -> None:
+    def __init__(self, launch: Launch, tell: Tell, timeout_s: float = START_TIMEOUT_S) -> None:
         self.name = launch.name
         # Open as long as the server lives: close() ends both.
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # close() does
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "harness.http.child", *launch.command],
+            [sys.executable, "-P", "-m", "harness.http.keeper", *launch.command],
             stdin=subprocess.PIPE,
             stdout=self._output,
             stderr=self._output,
@@ -132,7 +130,7 @@ class ServerProcess:
             self._process.wait()
         self._output.close()
 
-    def _wait(self, launch: Launch, tell: OnWait, timeout_s: float) -> str:
+    def _wait(self, launch: Launch, tell: Tell, timeout_s: float) -> str:
         """Return the address when requests are served."""
         deadline_s = time.monotonic() + timeout_s
         url, told = launch.url, ""

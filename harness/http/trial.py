@@ -12,7 +12,8 @@ from harness.http.chat_reply import ChatReply
 from harness.http.client import Ask, Exchange, Load, LoadClient, Patience
 from harness.http.process import ServerError
 from harness.store.rows import Phase, RequestRow, TrialRecord
-from harness.trials.clock import RssSampler, StepTally, TokenTimes
+from harness.trials.clock import StepTally, TokenTimes
+from harness.trials.memory import RssSampler
 from harness.trials.prompting import (
     WARM_UP_TOKENS,
     cache_salt_of,

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from harness import exit_codes
-from harness.cells.sampling import promises_ids
 from harness.judging.grade import Grade, Outcome, judge_conformance
 from harness.judging.law import judge_law, portions
 from harness.judging.token_identity import JudgedGap, ReplyIdentity, compare_reply, sum_up
+from harness.sampling import promises_ids
 from harness.store.index import Place, RunIndex
 from harness.store.loaded import BlockRow, ReplyGroup, RunData
 from harness.store.rows import DivergenceRow, GateRow, GateStatus, RequestRow, TrialRow

@@ -11,20 +11,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from engine.document import DocumentError, read_document
 from engine.request import FinishReason
+from harness.stats import CONFIDENCE
+from harness.store.rows import GateStatus
 
 if TYPE_CHECKING:
     from harness.judging.validation import SchemaCheck
 
-CONFIDENCE = 0.95
-
 NEGLIGIBLE = 1e-20
 """Share of a sum's largest term below which a term changes nothing."""
-
-GateStatus = Literal["pass", "fail", "incomplete"]
 
 
 class Outcome(StrEnum):
@@ -156,12 +154,6 @@ def judge_conformance(
         buckets=dict(sorted(buckets.items())),
         reasons=(*failures, *gaps),
     )
-
-
-def mean_field_accuracy(grades: Sequence[Grade]) -> float | None:
-    """Return the share of expected fields found over all replies, None where none is expected."""
-    total = sum(grade.total for grade in grades)
-    return sum(grade.correct for grade in grades) / total if total else None
 
 
 def conformance_lower_bound(ok: int, n: int) -> float:

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from engine.models.load import LoadedModel
 from harness.cells.cell import Cell
-from harness.http.process import OnWait
-from harness.peers.peer import Peers, peer_model, peer_work
+from harness.peers.children import Peers, peer_model, peer_work
 from harness.peers.servers import ServerPeers
 from harness.store.rows import TrialRecord
-from harness.trials.target import CannotRunError, OnTokens, TrialJob
+from harness.trials.target import CannotRunError, OnTokens, Tell, TrialJob
 
 
 @dataclass(slots=True)
@@ -24,7 +23,7 @@ class PeerCells:
         folder_of: the folder from which mlx-lm loads a draft model.
     """
 
-    tell: OnWait
+    tell: Tell
     folder_of: Callable[[str], Path]
     children: Peers = field(default_factory=Peers)
     servers: ServerPeers = field(init=False)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from harness.child_stdio import die_with_parent, private_stdout
-from harness.trials.clock import RssSampler, monotonic
+from harness.trials.clock import monotonic
+from harness.trials.memory import RssSampler
 
 
 @dataclass(slots=True)

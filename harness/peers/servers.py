@@ -13,10 +13,10 @@ from harness.cells.cell import Cell
 from harness.http.chat_reply import ChatReply
 from harness.http.client import LoadClient
 from harness.http.probe import enforces_schema, model_of, probe, target_key
-from harness.http.process import Launch, OnWait, ServerProcess, free_port
+from harness.http.process import Launch, ServerProcess, free_port
 from harness.http.trial import HttpServer
 from harness.store.rows import TrialRecord
-from harness.trials.target import CannotRunError, OnTokens, TrialJob
+from harness.trials.target import CannotRunError, OnTokens, Tell, TrialJob
 
 V1 = "/v1"
 CHAT = "/chat/completions"
@@ -35,7 +35,7 @@ class ServerPeers:
         folder_of: the folder of a draft model.
     """
 
-    tell: OnWait
+    tell: Tell
     folder_of: Callable[[str], Path]
     processes: dict[Words, ServerProcess] = field(default_factory=dict)
     servers: dict[tuple[Words, int], HttpServer] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from engine.config import check_settings, setting
 from engine.errors import SettingError, UnknownNameError
 from harness.cells.cell import CORE_CELLS
 from harness.cells.name import check_url
-from harness.cells.sampling import Sampling
+from harness.sampling import Sampling
 
 DEFAULT_MODELS = ("smollm2-135m",)
 DEFAULT_WORKLOADS = ("short-chat", "json-extract", "long-form")

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, replace
 
 from harness.cells.cell import Cell, CellCatalogue, CellKind
 from harness.cells.name import BASE, FEATURES, CellName
-from harness.cells.sampling import Sampling
 from harness.planning.choices import Choices
 from harness.planning.shuffle import mirrored_orders
+from harness.sampling import Sampling
 from harness.store.rows import content_hash
 from harness.workloads.workload import Prompt, Workload
 

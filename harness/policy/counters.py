@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.cells.name import BASE, on_side, side_of
-from harness.conditions.verdict import PREFLIGHT
+from harness.conditions.findings import PREFLIGHT
+from harness.policy.twins import pairs, shared_trials, unpaired_cells
 from harness.store.index import Place, RunIndex
 from harness.store.rows import CellRow, RequestRow, TrialRow
 
@@ -119,14 +119,6 @@ COUNTERS: dict[str, Counter] = {
 """Every counter a policy may name. `changed_replies` is read by comparing, not on either side."""
 
 
-def pairs(index: RunIndex) -> Iterator[tuple[Place, Place]]:
-    """Yield each place of the head that the base was to run too, with its twin."""
-    for place in index.places():
-        twin = place.other(on_side(place.cell, BASE))
-        if not side_of(place.cell) and index.trials(twin):
-            yield place, twin
-
-
 def counts(index: RunIndex) -> Iterator[Count]:
     """Yield every counter of every cell, then of every group, that at least one side tells."""
     found = list(pairs(index))
@@ -154,7 +146,7 @@ def _told(count: Count) -> Iterator[Count]:
 
 
 def _cell_count(index: RunIndex, place: Place, twin: Place, name: str) -> Count:
-    ours, theirs = shared(index, place, twin)
+    ours, theirs = shared_trials(index, place, twin)
     counter = COUNTERS[name]
     head: int | None
     base: int | None
@@ -176,10 +168,10 @@ def _group_count(
     ours: list[TrialRow] = []
     theirs: list[TrialRow] = []
     for place, twin in members:
-        one, other = shared(index, place, twin)
+        one, other = shared_trials(index, place, twin)
         ours += one
         theirs += other
-    exact = not _was_resumed(index) and not unshared(index, group.model)
+    exact = not _was_resumed(index) and not unpaired_cells(index, group.model)
     if counter.follows_drafts:
         exact = exact and all(is_exact(index.cell(place)) for place, _ in members)
     return Count(
@@ -191,36 +183,9 @@ def _group_count(
     )
 
 
-def unshared(index: RunIndex, model: str) -> tuple[str, ...]:
-    """Return the cells that engines of the head alone ran: they hold memory, and grammars."""
-    return tuple(
-        dict.fromkeys(
-            place.cell
-            for place in index.places()
-            if place.model == model
-            and index.cell(place).kind not in ("aa", "peer")
-            and not side_of(place.cell)
-            and index.trials(place, "done")
-            and not index.trials(place.other(on_side(place.cell, BASE)), "done")
-        )
-    )
-
-
 def _was_resumed(index: RunIndex) -> bool:
     """Return whether engines began anew within the run, and forgot what they had come to."""
     return sum(row.phase == PREFLIGHT for row in index.data.conditions) > 1
-
-
-def shared(
-    index: RunIndex, place: Place, twin: Place
-) -> tuple[tuple[TrialRow, ...], tuple[TrialRow, ...]]:
-    """Return the finished trials of both sides, of blocks that both finished, by block."""
-    ours, theirs = index.trials(place, "done"), index.trials(twin, "done")
-    blocks = {trial.block for trial in ours} & {trial.block for trial in theirs}
-    return (
-        tuple(trial for trial in ours if trial.block in blocks),
-        tuple(trial for trial in theirs if trial.block in blocks),
-    )
 
 
 def _changed(index: RunIndex, ours: Sequence[TrialRow], theirs: Sequence[TrialRow]) -> int | None:

@@ -13,13 +13,14 @@ from dataclasses import replace
 from harness.cells.name import BASE, on_side, side_of
 from harness.conditions.verdict import blemishes
 from harness.judging import gates
-from harness.policy.counters import COUNTERS, Count, counts, pairs, shared, unshared
+from harness.policy.counters import COUNTERS, Count, counts
 from harness.policy.family import NOISE_ERROR, Effect, Gains, is_noisy
 from harness.policy.family import judge as judge_family
 from harness.policy.floors import floor_findings
 from harness.policy.judgement import NOISY, NOWHERE, Finding, Judgement, Status
 from harness.policy.measures import METRICS, by_block
 from harness.policy.policy_file import MetricRule, Policy
+from harness.policy.twins import pairs, shared_trials, unpaired_cells
 from harness.report.refusals import keeps_prefixes, machine_reasons
 from harness.stats import MIN_BLOCKS_VERDICT, TOLERANCE, log_ratios, percentile
 from harness.store.index import Place, RunIndex
@@ -90,7 +91,7 @@ def _coverage(index: RunIndex, policy: Policy, base: str) -> Iterator[Finding]:
     twins = list(pairs(index))
     yield from _uncompared_groups(index, twins)
     for place, twin in twins:
-        if not shared(index, place, twin)[0]:
+        if not shared_trials(index, place, twin)[0]:
             yield from _uncompared(index, place, twin)
 
 
@@ -99,7 +100,7 @@ def _uncompared_groups(index: RunIndex, twins: Sequence[tuple[Place, Place]]) ->
     seen: dict[Place, bool] = {}
     for place, twin in twins:
         group = place.other("")
-        seen[group] = seen.get(group, False) or bool(shared(index, place, twin)[0])
+        seen[group] = seen.get(group, False) or bool(shared_trials(index, place, twin)[0])
     detail = "no cell ran on both sides, so nothing was compared"
     if not seen:
         yield _gap("base", detail)
@@ -222,7 +223,7 @@ def _untold(index: RunIndex, policy: Policy) -> Iterator[Finding]:
     for name, rule in policy.metrics.items():
         for place, twin in pairs(index) if rule.mode != "off" else ():
             head, base = (by_block(index, item, METRICS[name]) for item in (place, twin))
-            if not shared(index, place, twin)[0] or head.keys() & base.keys():
+            if not shared_trials(index, place, twin)[0] or head.keys() & base.keys():
                 continue
             if head or base:
                 who = "this checkout tells it no more" if base else "the base does not tell it"
@@ -273,7 +274,7 @@ def _doubt(index: RunIndex, place: Place, noisy: frozenset[Place]) -> str:
 def _more_held(index: RunIndex, place: Place) -> str:
     """Return why the memory of both sides cannot be compared, "" where it can."""
     models = [place.model] if place.model else list(index.models)
-    cells = [cell for model in models for cell in unshared(index, model)]
+    cells = [cell for model in models for cell in unpaired_cells(index, model)]
     return f"this checkout alone holds an engine of {', '.join(cells)}" if cells else ""
 
 

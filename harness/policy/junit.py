@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import get_args
 from xml.etree import ElementTree
 
 from harness.policy.judgement import Finding, Judgement, Kind
 from harness.report.visible import visible
 
-KINDS: tuple[Kind, ...] = ("correctness", "coverage", "counter", "metric", "noise", "floor")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 """The suites, in the order in which they are written."""
 
 _ILLEGAL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

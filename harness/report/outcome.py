@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from engine.errors import FmError
+from engine.errors import FmError, SettingError
 from harness.exit_codes import WORDS
 from harness.store.rows import RunRow
 
@@ -25,6 +26,18 @@ def report_name(run: RunRow, ending: str) -> str:
     """Return the dated name of a run's report, e.g. `2026-03-04-050607-01ABC...XYZ.md`."""
     date, _, time = run.created_at.partition("T")
     return f"{date}-{time[:8].replace(':', '')}-{run.run_id}.{ending}"
+
+
+def check_folder(folder: Path, flag: str) -> None:
+    """Raise SettingError when a folder cannot be written; the text names the flag for another."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise SettingError(
+            f"{folder} cannot be written ({error.strerror}); give another place with {flag}"
+        ) from error
 
 
 def write_report(path: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""What is published of runs: the tables of results/RESULTS.md, and how they get there."""
+"""Stored runs beyond their own reports: one on the results page, or two beside each other."""
 
 from harness.results.page import ResultsError
 from harness.results.promotion import Promoted, Promotion, promote, promotion_of

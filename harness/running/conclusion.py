@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from harness.report import (
     ReportError,
     RunReport,
     build_report,
+    check_folder,
     comparison_rows,
     report_name,
     to_html,
@@ -138,15 +138,3 @@ def _written(kind: str, path: Path, text: str) -> str | ReportError:
     except ReportError as error:
         return error
     return f"{kind}: {path}"
-
-
-def check_folder(folder: Path, flag: str) -> None:
-    """Raise SettingError when a folder cannot be written; the text names the flag for another."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise SettingError(
-            f"{folder} cannot be written ({error.strerror}); give another place with {flag}"
-        ) from error

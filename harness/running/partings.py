@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.cells.sampling import params_of, promises_ids
 from harness.judging.law import portions
 from harness.planning.matrix import Pair
+from harness.sampling import params_of, promises_ids
 from harness.store.rows import RequestRow, TrialRecord
 from harness.trials.target import Parting, SampledReply
 

@@ -6,12 +6,11 @@ or when the database stops taking rows; what was measured until then is kept.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from engine.errors import FmError
+from engine.errors import FmError, bug_line
 from harness.planning.matrix import PlannedTrial
 from harness.running.interrupts import interruptible, uninterrupted
 from harness.running.partings import Finished, find_partings, find_sampled
@@ -162,7 +161,7 @@ class RunLoop:
         except FmError as error:
             record = _failed(row, str(error))
         except Exception as error:  # noqa: BLE001  # the run loop records and goes on
-            record = _failed(row, _one_line(error))
+            record = _failed(row, bug_line(error))
         return replace(record, trial=replace(record.trial, finished_at=utc_now()))
 
     def _judge(self, model: str, finished: Sequence[Finished]) -> None:
@@ -178,7 +177,7 @@ class RunLoop:
             try:
                 rows = self.target.judge(parting)
             except Exception as error:  # noqa: BLE001  # the run loop records and goes on
-                self.progress.note(f"{parting.prompt.id} was not judged: {_one_line(error)}")
+                self.progress.note(f"{parting.prompt.id} was not judged: {bug_line(error)}")
                 continue
             if rows:
                 self._save(self.store.record_divergences(rows))
@@ -186,7 +185,7 @@ class RunLoop:
             try:
                 law = self.target.weigh(reply)
             except Exception as error:  # noqa: BLE001  # the run loop records and goes on
-                self.progress.note(f"{reply.prompt.id} was not judged: {_one_line(error)}")
+                self.progress.note(f"{reply.prompt.id} was not judged: {bug_line(error)}")
                 continue
             self._save(self.store.record_law(law))
 
@@ -209,11 +208,3 @@ def _told(record: TrialRecord) -> str:
     if not trial.aggregate_tokens or not trial.aggregate_s:
         return f"{trial.tokens} tokens"
     return f"{trial.tokens} tokens, {trial.aggregate_tokens / trial.aggregate_s:.1f} tok/s"
-
-
-def _one_line(error: Exception) -> str:
-    """Name an unexpected error and the place it came from: it is our bug, so say where."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else "?"
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__} at {place}: {text}"[:500]

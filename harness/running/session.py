@@ -20,6 +20,7 @@ from harness.cells.cell import load_cells
 from harness.conditions.processes import measured_roots
 from harness.conditions.verdict import preflight_reasons
 from harness.conditions.watch import Watch
+from harness.downloads import Fetching
 from harness.machine import blas_problem, git_state, read_machine, whereabouts
 from harness.planning.choices import Choices
 from harness.planning.drafters import draft_model_of
@@ -30,7 +31,7 @@ from harness.running.claim import claimed
 from harness.running.conclusion import Concluded, Places, conclude, interrupted, resume_hint
 from harness.running.interrupts import interruptible, last_words, uninterrupted
 from harness.running.partings import Finished
-from harness.running.planned import (
+from harness.running.plan_rows import (
     choices_of,
     finished_trials,
     pending_trials,
@@ -39,7 +40,7 @@ from harness.running.planned import (
     settings_of,
     skipping_as_planned,
 )
-from harness.running.progress import Fetching, Progress
+from harness.running.progress import Progress
 from harness.running.run import Outcome, Planned, RunLoop
 from harness.store import (
     ConditionRow,

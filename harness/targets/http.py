@@ -20,16 +20,16 @@ from engine.step_time import PARTS
 from harness.cells.cell import Cell
 from harness.http.chat_reply import ChatReply
 from harness.http.client import LoadClient
-from harness.http.process import OnWait, ServerProcess, fm_serve
+from harness.http.process import ServerProcess, fm_serve
 from harness.http.trial import HttpServer
 from harness.opening import served_name
 from harness.peers.cells import PeerCells
 from harness.serve_flags import engine_flags
 from harness.store.rows import DivergenceRow, LawRow, ModelRow, TrialRecord
 from harness.trials.clock import StepTally
-from harness.trials.judge import Judge
+from harness.trials.oracle import Judge
 from harness.trials.prompting import compile_schemas, model_row
-from harness.trials.target import OnTokens, Parting, SampledReply, TrialJob
+from harness.trials.target import OnTokens, Parting, SampledReply, Tell, TrialJob
 from harness.workloads.workload import Workload
 
 CHAT = "/v1/chat/completions"
@@ -100,7 +100,7 @@ class FmServer:
     server: HttpServer
 
     @classmethod
-    def start(cls, model: str, config: EngineConfig, tell: OnWait) -> FmServer:
+    def start(cls, model: str, config: EngineConfig, tell: Tell) -> FmServer:
         """Start one; raises ServerError with its last words when it does not serve."""
         launch = fm_serve(model, (*SERVE_FLAGS, *engine_flags(config)))
         process = ServerProcess(launch, tell)
@@ -139,7 +139,7 @@ class HttpTarget:
         tell: takes a line when a server is started.
     """
 
-    tell: OnWait
+    tell: Tell
     outline: Callable[[str], LoadedModel] = outline_model
     load: Callable[[str], LoadedModel] = load_model
     folder_of: Callable[[str], Path] = pull

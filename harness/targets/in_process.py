@@ -19,7 +19,6 @@ from engine.models.load import LoadedModel, load_model
 from engine.models.registry import pull
 from engine.request import Request
 from harness.cells.cell import Cell, CellKind
-from harness.http.process import OnWait
 from harness.peers.cells import PeerCells
 from harness.store.rows import (
     DivergenceRow,
@@ -29,9 +28,10 @@ from harness.store.rows import (
     TrialRecord,
     TrialRow,
 )
-from harness.trials.clock import RssSampler, monotonic
+from harness.trials.clock import monotonic
 from harness.trials.drive import Drive, drive
-from harness.trials.judge import Judge
+from harness.trials.memory import RssSampler
+from harness.trials.oracle import Judge
 from harness.trials.prompting import (
     WARM_UP_TOKENS,
     compile_schemas,
@@ -41,7 +41,7 @@ from harness.trials.prompting import (
 )
 from harness.trials.record import accept_rows, filled_trial, reply_rows, with_step_bytes
 from harness.trials.replay import measure_overhead
-from harness.trials.target import OnTokens, Parting, SampledReply, TrialJob, ignore_tokens
+from harness.trials.target import OnTokens, Parting, SampledReply, Tell, TrialJob, ignore_tokens
 from harness.trials.work import WorkMeter
 from harness.workloads.workload import Workload
 
@@ -58,7 +58,7 @@ class InProcess:
 
     load: Callable[[str], LoadedModel]
     folder_of: Callable[[str], Path]
-    tell: OnWait = lambda _line: None
+    tell: Tell = lambda _line: None
     model: LoadedModel | None = None
     engines: dict[EngineConfig, Engine] = field(default_factory=dict)
     draft_models: dict[str, LoadedModel] = field(default_factory=dict)
@@ -194,6 +194,6 @@ class InProcess:
         return self.draft_models[name]
 
 
-def local_target(tell: OnWait) -> InProcess:
+def local_target(tell: Tell) -> InProcess:
     """Return the target that loads models from the registry."""
     return InProcess(load=load_model, folder_of=pull, tell=tell)

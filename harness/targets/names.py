@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from harness.http.process import OnWait
-from harness.trials.target import Target
+from harness.trials.target import Target, Tell
 
 
-def target_of(name: str, tell: OnWait) -> Target:
+def target_of(name: str, tell: Tell) -> Target:
     """Return a target.
 
     Args:

@@ -19,12 +19,11 @@ from harness.cells.cell import Cell, CellKind
 from harness.http.chat_reply import ChatReply
 from harness.http.client import LoadClient
 from harness.http.probe import model_of, target_key
-from harness.http.process import OnWait
 from harness.http.trial import HttpServer
 from harness.peers.cells import PeerCells
 from harness.peers.servers import remote_server
 from harness.store.rows import DivergenceRow, LawRow, ModelRow, TrialRecord
-from harness.trials.target import CannotRunError, OnTokens, Parting, SampledReply, TrialJob
+from harness.trials.target import CannotRunError, OnTokens, Parting, SampledReply, Tell, TrialJob
 from harness.workloads.workload import Workload
 
 CONNECTIONS = 128
@@ -46,7 +45,7 @@ class RemoteTarget:
     """
 
     url: str
-    tell: OnWait
+    tell: Tell
     outline: Callable[[str], LoadedModel] = outline_model
     folder_of: Callable[[str], Path] = pull
     server: HttpServer | None = None

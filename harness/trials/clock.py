@@ -1,27 +1,18 @@
-"""Time and memory of a trial: the clock, what it saw, and a sampler of resident memory.
+"""The clock of a trial, and what it saw: instants of requests, and sums over steps.
 
 Imports neither the engine nor mlx: the peer's child process uses this module too.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
-
-import psutil
 
 Clock = Callable[[], float]
 """Seconds on a monotonic scale; only differences mean something."""
 
 monotonic: Clock = time.perf_counter
-
-RSS_INTERVAL_S = 0.05
-"""One reading takes about 10 us, so 20 a second stay invisible beside a step of 40 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,51 +68,3 @@ class StepTally:
         """Add the parts of one decode step."""
         for part, seconds in parts_s.items():
             self.parts_s[part] = self.parts_s.get(part, 0.0) + seconds
-
-
-class RssSampler:
-    """A context that records the largest resident memory of processes while it is open.
-
-    Args:
-        pids: whose memory is summed up; None is this process. One that is gone counts for nothing.
-    """
-
-    def __init__(
-        self, interval_s: float = RSS_INTERVAL_S, pids: Sequence[int] | None = None
-    ) -> None:
-        self._processes = [psutil.Process(pid) for pid in pids or (None,)]
-        self._interval_s = interval_s
-        self._closing = threading.Event()
-        self._peak_bytes = 0
-        self._thread = threading.Thread(target=self._sample, name="rss-sampler", daemon=True)
-
-    @property
-    def peak_bytes(self) -> int:
-        """The largest reading so far, in bytes."""
-        return self._peak_bytes
-
-    def __enter__(self) -> Self:
-        self._read()
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._closing.set()
-        self._thread.join()
-        self._read()
-
-    def _sample(self) -> None:
-        while not self._closing.wait(self._interval_s):
-            self._read()
-
-    def _read(self) -> None:
-        total = 0
-        for process in self._processes:
-            with suppress(psutil.Error):
-                total += process.memory_info().rss
-        self._peak_bytes = max(self._peak_bytes, total)

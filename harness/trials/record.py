@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.request import Completion, FinishReason, SamplingParams
-from harness.cells.sampling import stored
 from harness.judging.grade import grade_reply
+from harness.sampling import stored
 from harness.store.rows import AcceptRow, Phase, RequestRow, RequestStatus, TrialRow
 from harness.trials.clock import StepTally, TokenTimes
 from harness.trials.target import TrialJob

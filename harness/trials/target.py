@@ -9,7 +9,7 @@ from typing import Protocol
 from engine.errors import FmError
 from engine.request import SamplingParams
 from harness.cells.cell import Cell
-from harness.cells.sampling import Sampling
+from harness.sampling import Sampling
 from harness.store.rows import (
     DivergenceRow,
     LawRow,
@@ -23,6 +23,8 @@ from harness.workloads.workload import Prompt, Workload
 OnTokens = Callable[[int], None]
 """Called between steps with the number of tokens that were emitted."""
 
+Tell = Callable[[str], None]
+"""Takes a line for people, as while a server starts."""
 
 SECONDS_PER_TOKEN = 5.0
 """Twenty times what a 135M model needs on a busy core."""

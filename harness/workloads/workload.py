@@ -19,8 +19,8 @@ from typing import Any
 from engine.errors import SettingError, UnknownNameError
 from engine.request import Constraint, ConstraintKind
 from harness.resources import workloads_dir
-from harness.workloads.error import WorkloadError
 from harness.workloads.files import HEADER_FILE, PlacedLine, WorkloadFiles, read_files
+from harness.workloads.strict import WorkloadError
 
 KINDS: dict[str, bool] = {"text": False, "json": True}
 """Kind -> whether every prompt names the schema its reply must meet."""

@@ -27,7 +27,7 @@ from harness import exit_codes
 from harness.judging.grade import conformance_lower_bound
 from harness.planning.choices import DEFAULT_MODELS
 from harness.stats import percentile
-from harness.workloads.entries import Entry, read_zoo
+from harness.workloads.zoo_entries import Entry, read_zoo
 from harness.zoo.carried import read_carried
 from harness.zoo.visits import Visit, Visitor
 from harness.zoo.walks import Walker

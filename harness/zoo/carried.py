@@ -15,7 +15,7 @@ from typing import Any
 
 from engine.errors import SettingError
 from harness.resources import workloads_dir
-from harness.workloads.entries import ZOO, Entry
+from harness.workloads.zoo_entries import ZOO, Entry
 
 PACKAGE = "check_jsonschema"
 FOLDER = ("builtin_schemas", "vendor")

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 import click
 
 from harness.resources import workloads_dir
-from harness.workloads.entries import ZOO, Entry, compact, read_zoo
 from harness.workloads.files import PROMPTS_FILE
+from harness.workloads.zoo_entries import ZOO, Entry, compact, read_zoo
 
 INSTRUCTION = "Answer with one line of compact JSON that meets the schema, and nothing else."
 

@@ -15,7 +15,7 @@ from engine.errors import RowError, SchemaError
 from engine.grammar.compile import CompiledGrammar, GrammarCompiler
 from engine.models.tokenizer import Tokenizer
 from engine.request import Constraint, ConstraintKind
-from harness.workloads.entries import Entry, compact
+from harness.workloads.zoo_entries import Entry, compact
 from harness.zoo.judges import Judges
 from harness.zoo.walks import Walker
 

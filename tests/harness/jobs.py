@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.cells.cell import Cell, load_cells
-from harness.cells.sampling import Sampling
 from harness.planning.matrix import with_drafter
+from harness.sampling import Sampling
 from harness.store import RequestRow, TrialRecord, TrialRow, new_id
 from harness.trials.target import Target, TrialJob
 from harness.workloads.workload import Prompt, Workload

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from engine.errors import FmError
 from harness.cells.cell import Cell
-from harness.cells.sampling import stored
+from harness.sampling import stored
 from harness.store import DivergenceRow, LawRow, ModelRow, RequestRow, TrialRecord
 from harness.trials.target import OnTokens, Parting, SampledReply, TrialJob
 from harness.workloads.workload import Prompt, Workload

@@ -15,7 +15,7 @@ import pytest
 from engine.backend import weight_layout
 from engine.cores import usable_cores
 from engine.switches import SWITCHES
-from harness.doctor import Doctor, Finding, examine
+from harness.doctor import Doctor, Line, examine
 
 LABELS = "device processor blas memory cache models system python versions source".split()
 PRINT = "import json; from harness.doctor import examine; print(json.dumps(examine().as_dict()))"
@@ -63,7 +63,7 @@ def test_a_switch_that_is_neither_0_nor_1_is_a_problem(monkeypatch: pytest.Monke
 
 
 def test_a_problem_stands_on_its_own_line_under_what_it_concerns() -> None:
-    doctor = Doctor((Finding("a", "fine"), Finding("long", "broken", "mend it")))
+    doctor = Doctor((Line("a", "fine"), Line("long", "broken", "mend it")))
 
     assert doctor.lines() == ["a     fine", "long  broken", "      ! mend it"]
     assert not doctor.is_healthy

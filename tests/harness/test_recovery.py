@@ -13,7 +13,7 @@ import pytest
 
 from harness import exit_codes
 from harness.report import build_report
-from harness.running.planned import plan_trials
+from harness.running.plan_rows import plan_trials
 from harness.running.session import matrix_of
 from harness.store import EvalStore, ModelRow, RunData, TrialRow
 from tests.harness.nursery import CHOICES, COUNT, End, Life, Nursery

@@ -12,7 +12,7 @@ from engine.errors import SettingError
 from engine.request import SamplingParams
 from harness.base import forms
 from harness.cells.cell import Cell
-from harness.cells.sampling import Sampling
+from harness.sampling import Sampling
 from harness.store import AcceptRow, RequestRow, TrialRecord
 from harness.trials.target import Parting, SampledReply
 from tests.harness.jobs import CHAT, PEOPLE, cell_of, job_of

@@ -14,7 +14,7 @@ from engine.errors import DownloadError, FmError
 from engine.models.load import load_model
 from harness.base.child import PROTOCOL
 from harness.base.side import Side, SideError
-from harness.cells.sampling import Sampling
+from harness.sampling import Sampling
 from harness.targets.in_process import InProcess
 from harness.trials.target import CannotRunError
 from tests.harness import jobs

@@ -12,7 +12,7 @@ from harness.base.two_sides import TwoSides
 from harness.cells.cell import Cell, load_cells
 from harness.planning.choices import GATE_CELLS, Choices
 from harness.planning.matrix import identity_reference, plan_matrix, ratio_baseline
-from harness.running.planned import cell_row, choices_of, settings_of
+from harness.running.plan_rows import cell_row, choices_of, settings_of
 from harness.running.session import checked, command_of
 from harness.store import ModelRow, RunRow
 from harness.trials.target import CannotRunError

@@ -24,7 +24,7 @@ from harness.cells.cell import (
     read_cells,
 )
 from harness.cells.name import parse_cell_name
-from harness.running.planned import cell_row
+from harness.running.plan_rows import cell_row
 
 CELLS = Path(__file__).parents[3] / "cells"
 

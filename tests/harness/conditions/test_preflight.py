@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.conditions.findings import GIB, RULES, Finding, findings
-from harness.conditions.preflight import LINES, UNKNOWN, timing_findings, timing_now
+from harness.conditions.preflight import LINES, UNKNOWN, timing_lines, timing_now
 from harness.doctor import Doctor
 from harness.machine import GitState
 from harness.store.rows import ConditionRow
@@ -37,7 +37,7 @@ QUIET = ConditionRow(
 
 
 def test_a_quiet_machine_is_told_in_values() -> None:
-    found = timing_findings(QUIET, (), COMMITTED)
+    found = timing_lines(QUIET, (), COMMITTED)
 
     assert [(item.label, item.value) for item in found] == [
         ("load", "others use 0.10 of 2 cores, heaviest sshd (pid 7) 10 % of a core; load 0.50"),
@@ -55,7 +55,7 @@ def test_a_quiet_machine_is_told_in_values() -> None:
 
 def test_what_a_system_does_not_tell_is_unknown_and_no_problem() -> None:
     nothing = ConditionRow(run_id="", sampled_at="", phase="preflight")
-    found = timing_findings(nothing, (), GitState("", is_dirty=False))
+    found = timing_lines(nothing, (), GitState("", is_dirty=False))
 
     assert [item.value for item in found[:7]] == [UNKNOWN] * 7
     assert not any(item.problem for item in found)
@@ -85,7 +85,7 @@ GPU = {"clock_mhz": 1980.0, "temperature_c": 40.0, "busy_pct": 70.0, "slowdowns"
     ],
 )
 def test_a_problem_stands_under_what_it_concerns(label: str, change: dict[str, Any]) -> None:
-    found = timing_findings(replace(QUIET, **change), (), COMMITTED)
+    found = timing_lines(replace(QUIET, **change), (), COMMITTED)
 
     assert [item.label for item in found if item.problem] == [label]
     assert not Doctor((), (), found).is_clean
@@ -119,13 +119,13 @@ def test_every_kind_of_finding_has_its_line() -> None:
 
     assert len(set(kinds)) == len(RULES)
     assert {kind for kind in kinds if not kind.startswith("GPU")} == shown
-    told = "; ".join(item.problem for item in timing_findings(worst, (), COMMITTED))
+    told = "; ".join(item.problem for item in timing_lines(worst, (), COMMITTED))
     missing = [item for item in findings(worst) if item.text not in told]
     assert missing == list[Finding]()
 
 
 def test_a_missing_blas_and_a_changed_tree_are_problems() -> None:
-    found = timing_findings(QUIET, ("products run slowly",), replace(COMMITTED, is_dirty=True))
+    found = timing_lines(QUIET, ("products run slowly",), replace(COMMITTED, is_dirty=True))
     problems = {item.label: item.problem for item in found if item.problem}
 
     assert problems["products"] == "products run slowly"
@@ -133,7 +133,7 @@ def test_a_missing_blas_and_a_changed_tree_are_problems() -> None:
 
 
 def test_a_busy_machine_is_healthy_and_not_clean() -> None:
-    found = timing_findings(replace(QUIET, others_cores=2.0), (), COMMITTED)
+    found = timing_lines(replace(QUIET, others_cores=2.0), (), COMMITTED)
     doctor = Doctor(found[:1], (), found)
 
     assert not doctor.is_clean

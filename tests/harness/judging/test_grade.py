@@ -19,7 +19,6 @@ from harness.judging.grade import (
     conformance_lower_bound,
     grade_reply,
     judge_conformance,
-    mean_field_accuracy,
 )
 from tests.effort import effort
 
@@ -218,16 +217,6 @@ def test_an_unread_reply_has_no_field_right() -> None:
 
 def test_where_nothing_is_expected_there_is_no_accuracy() -> None:
     assert grade(GOOD).field_accuracy is None
-    assert mean_field_accuracy([grade(GOOD), OK]) is None
-    assert mean_field_accuracy([]) is None
-
-
-def test_mean_accuracy_weighs_fields_not_replies() -> None:
-    grades = [
-        Grade(outcome=Outcome.OK, correct=1, total=1),
-        Grade(outcome=Outcome.OK, correct=0, total=3),
-    ]
-    assert mean_field_accuracy(grades) == 0.25
 
 
 def test_a_verdict_holds_nothing_a_strict_json_writer_refuses() -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.calibration.gate_power import Setting, simulate
 from harness.policy.family import Effect, Gains, is_noisy, judge, mean_of
-from harness.policy.power import Setting, simulate
 
 LIMIT = math.log1p(-0.03)
 

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from engine.errors import SettingError
-from harness.policy.files import Files
+from harness.policy.gate_files import Files
 from harness.policy.json_form import to_json
 from harness.policy.judgement import Judgement
 from harness.policy.junit import to_junit

@@ -121,7 +121,7 @@ def test_an_old_database_gives_the_report_of_a_new_one(
 def test_reports_load_neither_a_validator_nor_a_model_library() -> None:
     """Each takes a second or more to import, and a report needs none of what they do."""
     script = (
-        "import sys, harness.report, harness.results.compare_runs, harness.results\n"
+        "import sys, harness.report, harness.results.differences, harness.results\n"
         "print(sorted({'jsonschema', 'mlx_lm', 'transformers', 'pandas'} & set(sys.modules)))"
     )
     done = subprocess.run(

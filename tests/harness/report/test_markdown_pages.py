@@ -11,8 +11,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from harness.report import build_report, to_json, to_markdown
-from harness.results.compare_runs import compare_runs
-from harness.results.compare_text import compared_json, compared_markdown
+from harness.results.differences import compare_runs
+from harness.results.differences_text import compared_json, compared_markdown
 from harness.results.page import HEAD, Page, parse_page
 from harness.results.tables import rows_of, tables_of
 from harness.store import RunData

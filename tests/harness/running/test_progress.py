@@ -1,4 +1,4 @@
-"""What a person sees meanwhile: plain lines in pipes, a bar on a terminal, downloads by tenths."""
+"""What a person sees meanwhile: plain lines in pipes, a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from harness.running.progress import (
     BarProgress,
-    DownloadProgress,
     LineProgress,
     TimeLeft,
     progress_for,
@@ -82,24 +81,3 @@ def test_a_trial_seen_before_is_taken_to_need_its_mean_again(seen: list[tuple[st
     assert left.estimate([((key,), 7.0)]) == pytest.approx(sum(same) / len(same))
     assert left.estimate([(("new",), 14.0)]) == pytest.approx(2 * mean)
     assert left.estimate([]) == 0
-
-
-def test_a_download_is_told_by_tenths_and_what_was_here_not_at_all() -> None:
-    stream = io.StringIO()
-    told = DownloadProgress("m", stream)
-    for received in range(0, 101, 2):
-        told(received * 1_000_000, 100_000_000)
-    lines = stream.getvalue().splitlines()
-    assert len(lines) == 10
-    assert lines[-1] == "fetching m: 100 of 100 MB"
-    cached = io.StringIO()
-    DownloadProgress("m", cached)(5, 5)
-    assert not cached.getvalue()
-
-
-def test_a_download_of_unknown_size_is_told_too() -> None:
-    stream = io.StringIO()
-    told = DownloadProgress("m", stream)
-    for received in (0, 9_000_000, 25_000_000, 26_000_000):
-        told(received, None)
-    assert stream.getvalue() == "fetching m: 25 MB\n"

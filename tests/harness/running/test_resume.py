@@ -15,12 +15,13 @@ import pytest
 
 from engine.errors import DownloadError, SettingError
 from harness import exit_codes, machine
+from harness.downloads import fetching_to
 from harness.machine import GitState
 from harness.planning.choices import Choices
 from harness.running import session
 from harness.running.claim import lock_file
 from harness.running.conclusion import Places, resume_hint
-from harness.running.progress import LineProgress, fetching_to
+from harness.running.progress import LineProgress
 from harness.running.session import Session, command_of, matrix_of
 from harness.store import EvalStore
 from harness.store.connection import Connection

@@ -17,7 +17,7 @@ from harness.cells.cell import load_cells
 from harness.judging import gates
 from harness.planning.choices import Choices
 from harness.planning.matrix import Matrix, plan_matrix
-from harness.running.planned import (
+from harness.running.plan_rows import (
     choices_of,
     finished_trials,
     pending_trials,

@@ -12,11 +12,12 @@ import pytest
 from harness import exit_codes
 from harness.conditions.reading import Reading, Standing
 from harness.conditions.watch import Watch
+from harness.downloads import fetching_to
 from harness.machine import GitState
 from harness.planning.choices import Choices
 from harness.running import session
 from harness.running.conclusion import Concluded, Places
-from harness.running.progress import LineProgress, fetching_to
+from harness.running.progress import LineProgress
 from harness.running.session import Session, matrix_of
 from harness.store import EvalStore, RunData
 from harness.trials.target import TrialJob

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from engine.errors import FmError, SettingError, UnknownNameError
 from engine.request import ConstraintKind
-from harness.workloads.error import WorkloadError
+from harness.workloads.strict import WorkloadError
 from harness.workloads.workload import Workload, list_workloads, load_workload, read_workload
 
 CORE = {

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from engine.grammar.compile import GrammarCompiler
 from engine.request import Constraint, ConstraintKind
 from engine.testing import tiny_model
-from harness.workloads.entries import ZOO, Entry, Refusal, read_zoo
-from harness.workloads.error import WorkloadError
+from harness.workloads.strict import WorkloadError
 from harness.workloads.workload import load_workload
+from harness.workloads.zoo_entries import ZOO, Entry, Refusal, read_zoo
 from harness.zoo import audit
 from harness.zoo.carried import read_carried
 from harness.zoo.judges import Judges
@@ -172,6 +172,7 @@ def test_a_line_that_is_no_entry_is_named(tmp_path: Path) -> None:
     good = {"name": "a", "about": "b", "schema": {}}
     for line, words in (
         ("{", "f.jsonl:2"),
+        ("[1]", r"f.jsonl:2: the whole is \[1\]"),
         (json.dumps({**good, "name": "c", "surplus": 1}), "surplus"),
         (json.dumps(good), "rename one"),
     ):

@@ -15,8 +15,8 @@ from markdown_it import MarkdownIt
 from harness import exit_codes
 from harness.cli import cli
 from harness.report.gfm import escape
-from harness.results.compare_runs import RunsCompared, compare_runs
-from harness.results.compare_text import compared_json, compared_markdown
+from harness.results.differences import RunsCompared, compare_runs
+from harness.results.differences_text import compared_json, compared_markdown
 from harness.store import EvalStore
 from tests.harness.results.published import MACHINE, ONE, TWO, database, steady_run
 from tests.harness.store.sample_run import CHAT, MODEL, Sample, reply

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from harness import exit_codes
-from harness.base.faults import FAULTS, UNCHANGED, Copy
+from harness.calibration.faults import FAULTS, UNCHANGED, Copy
 from harness.cli import main
 from harness.machine import git_state
 from harness.store import EvalStore

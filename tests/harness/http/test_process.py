@@ -162,7 +162,7 @@ def test_a_server_ends_with_whoever_started_it(
         """
         import sys, time
         from harness.http.process import ServerProcess
-        from tests.harness.http.test_server_process import launch
+        from tests.harness.http.test_process import launch
 
         process = ServerProcess(launch(*sys.argv[1:]), lambda line: None)
         print(*process.pids, flush=True)

@@ -19,7 +19,7 @@ from mlx_lm import load, stream_generate
 from engine.backend import backend_info
 from engine.models.registry import pull
 from harness.cells.cell import load_cells
-from harness.peers.peer import PeerError, PeerModel, PeerProcess, Peers, PeerWork
+from harness.peers.children import PeerError, PeerModel, PeerProcess, Peers, PeerWork
 from harness.store import TrialRow
 from harness.trials.target import TrialJob
 from harness.workloads.workload import Prompt, Workload
@@ -127,7 +127,7 @@ def test_the_child_dies_with_a_parent_that_is_killed(model: PeerModel) -> None:
     script = textwrap.dedent(
         """
         import sys, time
-        from harness.peers.peer import PeerModel, PeerProcess
+        from harness.peers.children import PeerModel, PeerProcess
 
         child = PeerProcess(PeerModel(
             folder=sys.argv[1], dtype="float32", draft_folder=None, with_blas=False

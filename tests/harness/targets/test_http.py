@@ -18,9 +18,9 @@ from engine.models.load import load_model
 from engine.models.registry import pull
 from harness.cells.cell import CellKind
 from harness.cells.name import CellName
-from harness.cells.sampling import Sampling
 from harness.report.attribution import step_time
 from harness.running.run import interruptible
+from harness.sampling import Sampling
 from harness.serve_flags import ENGINE_FLAGS, engine_flags
 from harness.store import ModelRow, RequestRow
 from harness.targets.http import FmServer, HttpTarget

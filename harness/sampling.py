@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass
 
 from engine.request import SamplingParams
+from harness.cells.name import REJECTION
 from harness.store.rows import RequestRow
 
 
@@ -51,7 +52,7 @@ def promises_ids(acceptance: str, row: RequestRow) -> bool:
     Drafts that are kept with min(1, p/q) change which token a sampled row draws, and not the law
     it draws from; a greedy row's law leaves one token.
     """
-    return acceptance != "rejection" or _temperature(row) == 0
+    return acceptance != REJECTION or _temperature(row) == 0
 
 
 def _temperature(row: RequestRow) -> float:

@@ -1,6 +1,6 @@
 """How often a whole gate is wrong, and how often it sees a drop: simulated, cell by cell.
 
-Run as `python -m harness.policy.power [--runs 1000]`; docs/gating.md holds its figures.
+Run as `python -m harness.calibration.gate_power [--runs 1000]`; docs/gating.md holds its figures.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from harness.policy.family import Gains, judge
 
 DELTA = 0.03
+"""Of `tok_s` in policies/default.toml."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,9 @@ SETTINGS += [
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Simulate every setting and print one JSON line for each."""
-    parser = argparse.ArgumentParser(prog="python -m harness.policy.power", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.calibration.gate_power", description=__doc__
+    )
     parser.add_argument("--runs", type=int, default=1000, help="gates of each setting")
     parser.add_argument("--seed", type=int, default=0, help="of the noise")
     chosen = parser.parse_args(arguments)

@@ -1,6 +1,6 @@
 """The parent of a server's process: it ends the server when whoever asked for it is gone.
 
-Run as `python -m harness.http.child COMMAND...`. Standard input is held open by fm and carries
+Run as `python -m harness.http.keeper COMMAND...`. Standard input is held open by fm and carries
 nothing: its end, which also a killed fm leaves behind, means that the server is to end. Imports
 nothing but the standard library, so that it is there at once and costs little.
 """

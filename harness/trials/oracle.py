@@ -12,8 +12,8 @@ import mlx.core as mx
 
 from engine.models.load import LoadedModel
 from engine.oracle import NEAR_TIE, Oracle
-from harness.cells.sampling import params_of
 from harness.judging.law import law_row
+from harness.sampling import params_of
 from harness.store.rows import DivergenceRow, LawRow
 from harness.trials.prompting import request_of
 from harness.trials.target import Parting, SampledReply

@@ -173,7 +173,7 @@ def cell_row(cell: Cell) -> CellRow:
     return CellRow(
         content_hash=cell.digest,
         name=cell.name,
-        lane="serial" if key.rows is None else "batch",
+        lane=key.lane,
         max_rows=cell.rows,
         features=key.features,
         kind=cell.kind.value,

@@ -11,8 +11,7 @@ from harness.policy.json_form import to_json
 from harness.policy.judgement import Judgement
 from harness.policy.junit import to_junit
 from harness.policy.summary import to_markdown
-from harness.report import ReportError, write_report
-from harness.running.conclusion import check_folder
+from harness.report import ReportError, check_folder, write_report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 from harness.report.checks import PLACE, place_names
 from harness.report.gfm import bullets, escape, table
 from harness.report.numbers import counted
-from harness.results.compare_runs import Difference, RunsCompared
+from harness.results.differences import Difference, RunsCompared
 from harness.store.codec import clean
 from harness.store.index import Place
 from harness.store.rows import RunRow

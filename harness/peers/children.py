@@ -1,4 +1,4 @@
-"""The peer target: mlx-lm in a child process, which stays loaded over the run and dies with it."""
+"""Peer cells that are mlx-lm: children that stay loaded over the run and die with it."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from engine.models.load import load_model
 from engine.models.registry import pull
 from engine.request import FinishReason as Finish
 from engine.request import Request, TokenEvent
-from harness.cells.sampling import Sampling
 from harness.report.attribution import step_time
+from harness.sampling import Sampling
 from harness.store import RequestRow, TrialRecord
 from harness.targets.in_process import InProcess
 from harness.trials.clock import StepTally

@@ -12,29 +12,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from engine.document import DocumentError, read_document
 from harness.resources import workloads_dir
-from harness.workloads.error import WorkloadError
+from harness.workloads.strict import Strict, WorkloadError, read_lines, read_text
 
 ZOO = "schema-zoo"
 FAMILIES = "zoo"
 
 
-class Refusal(BaseModel):
+class Refusal(Strict):
     """Why a schema must not compile: the keyword at fault, and where it stands."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     pointer: str
     keyword: str | None
 
 
-class _Line(BaseModel):
+class _Line(Strict):
     """One line of a family's file."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     about: str = Field(min_length=1)
@@ -76,7 +71,7 @@ def read_zoo(folder: Path | None = None) -> tuple[Entry, ...]:
     entries = [
         entry
         for path in sorted(root.glob("*.jsonl"))
-        for entry in parse_family(path, path.read_text(encoding="utf-8"))
+        for entry in parse_family(path, read_text(path))
     ]
     _check_names(entries, root)
     return tuple(entries)
@@ -89,16 +84,7 @@ def compact(document: Any) -> str:
 
 def parse_family(path: Path, text: str) -> Iterator[Entry]:
     """Yield the entries of a family's file; WorkloadError names the line that is none."""
-    # Not splitlines(): it also splits at U+2028, which may stand in a JSON string.
-    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
-        try:
-            found = _Line.model_validate(read_document(line))
-        except DocumentError as error:
-            raise WorkloadError(f"{path}:{number}: {error}; write one JSON object a line") from None
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise WorkloadError(f"{path}:{number}: {where}: {first['msg']}; correct it") from None
+    for found, _ in read_lines(path, text, _Line):
         yield Entry(
             family=path.stem,
             name=found.name,
