@@ -171,7 +171,8 @@ def test_all_end_tokens_are_one_outcome() -> None:
     ends = sorted(model.eos_ids)
     assert draw.outcome == ends[0]
     together = np.exp(apart.log_probs[ends]).sum()
-    assert np.exp(draw.log_probs[ends[0]]) == pytest.approx(together)
+    # Two forwards, one of them a token longer: in float32 they may round otherwise.
+    assert np.exp(draw.log_probs[ends[0]]) == pytest.approx(together, rel=1e-5)
     assert np.exp(draw.log_probs).sum() == pytest.approx(1)
 
 
