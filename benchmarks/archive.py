@@ -1,10 +1,11 @@
 """What a large run costs afterwards: seconds and memory of its reports, and of its database.
 
-    uv run python benchmarks/archive.py [REQUESTS] [--keep FOLDER]
+    uv run python benchmarks/archive.py [REQUESTS] [--keep FOLDER] [--parted]
 
 Stores a run of so many requests (100,000) through EvalStore, with replies of 128 tokens that all
 differ, concludes it, and writes each report in a process of its own. Prints seconds and peak
-resident memory of that process, and how long one trial took to be stored.
+resident memory of that process, and how long one trial took to be stored. With --parted no cell
+emits what its reference does and nobody judged it: the most that a report has to look at.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("requests", type=int, nargs="?", default=100_000)
     parser.add_argument("--keep", type=Path, help="folder for the database, kept afterwards")
+    parser.add_argument("--parted", action="store_true", help="no reply is its reference's")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = chosen.keep or Path(scratch)
@@ -72,7 +74,9 @@ def main() -> int:
         path = folder / "fm.db"
         if not path.exists():
             # In a process of its own: a child's peak memory begins at that of its parent.
-            builder = get_context("spawn").Process(target=build, args=(path, chosen.requests))
+            builder = get_context("spawn").Process(
+                target=build, args=(path, chosen.requests, chosen.parted)
+            )
             builder.start()
             builder.join()
             assert builder.exitcode == 0
@@ -83,7 +87,7 @@ def main() -> int:
     return 0
 
 
-def build(path: Path, requests: int) -> None:
+def build(path: Path, requests: int, is_parted: bool) -> None:
     """Store and conclude a run of so many requests."""
     blocks = max(1, round(requests / (len(CELLS) * PROMPTS)))
     plan = plan_of(blocks)
@@ -93,7 +97,7 @@ def build(path: Path, requests: int) -> None:
         store.begin_run(plan)
         names = {cell.content_hash: cell.name for cell in plan.cells}
         for trial in plan.trials:
-            record = record_of(trial, names[trial.cell], rng)
+            record = record_of(trial, names[trial.cell], rng, is_parted)
             start = time.perf_counter()
             outcome = store.record_trial(record)
             spent.append(time.perf_counter() - start)
@@ -190,7 +194,7 @@ def cell_of(name: str) -> CellRow:
     )
 
 
-def record_of(trial: TrialRow, cell: str, rng: random.Random) -> TrialRecord:
+def record_of(trial: TrialRow, cell: str, rng: random.Random, is_parted: bool) -> TrialRecord:
     """Return what a trial of this cell might have seen."""
     speed = 20.0 * (1.4 if "spec" in cell else 1.0) * (3.0 if "batch" in cell else 1.0)
     tokens = PROMPTS * REPLY_TOKENS
@@ -211,15 +215,18 @@ def record_of(trial: TrialRow, cell: str, rng: random.Random) -> TrialRecord:
         AcceptRow(trial_id=trial.trial_id, position=place, drafted=900 - place, accepted=500)
         for place in range(4 if "spec" in cell else 0)
     ]
-    requests = tuple(requests_of(trial, cell, rng))
+    requests = tuple(requests_of(trial, cell, rng, is_parted))
     return TrialRecord(trial=done, requests=requests, accepts=tuple(accepts))
 
 
-def requests_of(trial: TrialRow, cell: str, rng: random.Random) -> Iterator[RequestRow]:
-    """Yield one request for each prompt; replies of a block are the same in every cell."""
+def requests_of(
+    trial: TrialRow, cell: str, rng: random.Random, is_parted: bool
+) -> Iterator[RequestRow]:
+    """Yield one request for each prompt; replies of a block are the same unless they part."""
     has_spec, is_constrained = "spec" in cell, "grammar" in cell
     for position in range(PROMPTS):
-        same = random.Random(f"{trial.block} {position} {is_constrained}")
+        alike = cell if is_parted else is_constrained
+        same = random.Random(f"{trial.block} {position} {alike}")
         first = rng.uniform(0.05, 0.3)
         conforms = is_constrained or same.random() < FREE_CONFORMING
         yield RequestRow(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from harness import exit_codes
 from harness.judging.grade import Grade, Outcome, judge_conformance
 from harness.judging.law import judge_law, portions
-from harness.judging.token_identity import JudgedGap, ReplyIdentity, compare_reply, sum_up
+from harness.judging.token_identity import ReplyIdentity, compare_reply, sum_up
 from harness.sampling import promises_ids
 from harness.store.index import Place, RunIndex
 from harness.store.loaded import BlockRow, ReplyGroup, RunData
@@ -102,7 +102,7 @@ def identity(index: RunIndex, place: Place) -> Iterator[GateRow]:
     compared = list(_compared(index, place, reference))
     # Replies are judged behind the last trial of their model and workload.
     waiting = [prompt for prompt, reply in compared if reply.is_unjudged]
-    waiting = waiting if _has_pending(index, place) else []
+    waiting = waiting if index.has_pending(place) else []
     verdict = sum_up(
         (prompt, reply) for prompt, reply in compared if not (waiting and reply.is_unjudged)
     )
@@ -223,7 +223,7 @@ ORDER = (*GATES, "completeness")
 
 def _compared(index: RunIndex, place: Place, reference: str) -> Iterator[tuple[str, ReplyIdentity]]:
     """Yield each different pair of replies once, with its prompt: greedy blocks repeat them."""
-    judged: dict[tuple[str, Ids, Ids], list[JudgedGap]] = {}
+    judged: dict[tuple[str, Ids, Ids], tuple[DivergenceRow, ...]] = {}
     theirs = {trial.block: trial for trial in index.trials(place.other(reference), "done")}
     for trial in index.trials(place, "done"):
         expected = {
@@ -238,18 +238,9 @@ def _compared(index: RunIndex, place: Place, reference: str) -> Iterator[tuple[s
                 continue
             key = (item.prompt_id, item.token_ids or (), other.token_ids or ())
             if not judged.get(key):
-                judged[key] = [_judged(row) for row in index.judged(item, reference)]
+                judged[key] = index.judged(item.trial_id, item.prompt_id, reference)
     for (prompt_id, ours, its), places in judged.items():
         yield prompt_id, compare_reply(ours, its, places)
-
-
-def _has_pending(index: RunIndex, place: Place) -> bool:
-    return any(
-        trial.status == "pending"
-        for other in index.places()
-        if (other.model, other.workload) == (place.model, place.workload)
-        for trial in index.trials(other)
-    )
 
 
 def _is_comparable(one: RequestRow, other: RequestRow) -> bool:
@@ -259,10 +250,6 @@ def _is_comparable(one: RequestRow, other: RequestRow) -> bool:
         and other.token_ids is not None
         and one.sampling == other.sampling
     )
-
-
-def _judged(row: DivergenceRow) -> JudgedGap:
-    return JudgedGap(position=row.position, gap=row.gap, epsilon=row.epsilon)
 
 
 def _gaps(index: RunIndex, place: Place) -> Iterator[str]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from harness.store.rows import DivergenceRow
+
 TOKENS_PER_NEAR_TIE = 5000
 """At most one near-tie in so many tokens; a sample smaller than this may hold one."""
 
@@ -17,25 +19,6 @@ TOKENS_PER_NEAR_TIE = 5000
 def allowed_near_ties(tokens: int) -> int:
     """Return how many near-ties that many compared tokens may hold."""
     return max(1, tokens // TOKENS_PER_NEAR_TIE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedGap:
-    """One place where the oracle would have gone on differently, and how close the call was.
-
-    Args:
-        gap: difference of the two best final scores, None where it could not be told.
-        epsilon: below it the place is a near-tie.
-    """
-
-    position: int
-    gap: float | None
-    epsilon: float
-
-    @property
-    def is_near_tie(self) -> bool:
-        """True when the two best scores were too close to tell apart."""
-        return self.gap is not None and abs(self.gap) < self.epsilon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +33,7 @@ class ReplyIdentity:
     """
 
     tokens: int
-    near_ties: tuple[JudgedGap, ...] = ()
+    near_ties: tuple[DivergenceRow, ...] = ()
     problem: str = ""
     is_unjudged: bool = False
 
@@ -72,7 +55,7 @@ class Identity:
 
 
 def compare_reply(
-    reply: Sequence[int], reference: Sequence[int], judged: Sequence[JudgedGap]
+    reply: Sequence[int], reference: Sequence[int], judged: Sequence[DivergenceRow]
 ) -> ReplyIdentity:
     """Return whether a reply is its reference's reply.
 
@@ -100,8 +83,8 @@ def compare_reply(
     return ReplyIdentity(tokens=len(reply), near_ties=tuple(judged))
 
 
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Return the first index at which two id sequences differ, None when they are equal."""
+def first_difference(one: Sequence[object], other: Sequence[object]) -> int | None:
+    """Return the first index at which two sequences differ, None when they are equal."""
     for index, (left, right) in enumerate(zip(one, other, strict=False)):
         if left != right:
             return index

@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.exit_codes import WORDS
 from harness.policy.judgement import Finding, Judgement
+from harness.report.json_report import partings_mapping
 from harness.store.codec import clean
 
 SCHEMA_VERSION = 1
@@ -58,4 +59,5 @@ def _finding(item: Finding) -> dict[str, Any]:
             "spread": effect.spread,
             "minimum_detectable": effect.minimum_detectable,
         },
+        "partings": None if item.partings is None else partings_mapping(item.partings),
     }

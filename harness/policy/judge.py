@@ -21,6 +21,7 @@ from harness.policy.judgement import NOISY, NOWHERE, Finding, Judgement, Status
 from harness.policy.measures import METRICS, by_block
 from harness.policy.policy_file import MetricRule, Policy
 from harness.policy.twins import pairs, shared_trials, unpaired_cells
+from harness.report.partings import partings
 from harness.report.refusals import keeps_prefixes, machine_reasons
 from harness.stats import MIN_BLOCKS_VERDICT, TOLERANCE, log_ratios, percentile
 from harness.store.index import Place, RunIndex
@@ -58,18 +59,21 @@ def judge(data: RunData, policy: Policy, *, is_strict: bool = False) -> Judgemen
 
 def _correctness(index: RunIndex, policy: Policy) -> Iterator[Finding]:
     rows = gates.evaluate(index.data)
+    parted = {cell.place: cell for cell in partings(index.data, rows)}
     for row in rows:
         side = side_of(row.cell)
+        place = Place(row.model, row.workload, row.cell)
         yield Finding(
             kind="correctness",
             name=row.name,
-            place=Place(row.model, row.workload, row.cell),
+            place=place,
             status=row.status,
             # A base that is wrong is no fault of the head.
             is_hard=not side,
             detail=row.detail,
             observed=row.observed,
             n=row.n,
+            partings=parted.get(place) if row.name == "identity" else None,
         )
     seen = {row.name for row in rows if not side_of(row.cell)}
     for name in policy.required:

@@ -8,6 +8,7 @@ from typing import Literal
 from harness import exit_codes
 from harness.policy.counters import Count
 from harness.policy.family import Effect
+from harness.report.figures import Partings
 from harness.store.index import Place
 from harness.store.rows import RunRow
 
@@ -41,6 +42,7 @@ class Finding:
         observed, n: of a correctness gate.
         count: of a counter.
         effect: of a metric.
+        partings: of the gate identity, replies that show why it failed.
     """
 
     kind: Kind
@@ -53,6 +55,7 @@ class Finding:
     n: int = 0
     count: Count | None = None
     effect: Effect | None = None
+    partings: Partings | None = None
 
     @property
     def code(self) -> int:

@@ -13,6 +13,7 @@ from typing import get_args
 from xml.etree import ElementTree
 
 from harness.policy.judgement import Finding, Judgement, Kind
+from harness.report.partings import told_lines
 from harness.report.visible import visible
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -57,7 +58,8 @@ def _suite(
             word = finding.status if finding.is_hard else f"{finding.status}, advisory"
             message = _text(f"{word}: {finding.detail}")
             detail = ElementTree.SubElement(case, tag, message=message, type=finding.status)
-            detail.text = _text(finding.detail)
+            shown = [] if finding.partings is None else told_lines(finding.partings)
+            detail.text = _text("\n".join([finding.detail, *shown]))
     for attribute, tags in {
         "tests": ("testcase",),
         "failures": ("testcase/failure",),

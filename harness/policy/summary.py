@@ -11,6 +11,7 @@ from harness.policy.judge import decisive
 from harness.policy.judgement import Finding, Judgement
 from harness.report.gfm import bullets, code_block, escape, table
 from harness.report.numbers import DASH, change, counted, fixed, percent
+from harness.report.partings import LEGEND, PARTINGS, parting_rows, unshown_lines
 from harness.report.visible import one_line
 
 HEADINGS = {
@@ -87,6 +88,7 @@ def _changed(effect: Effect) -> str:
 
 def _tables(judgement: Judgement) -> Iterator[str]:
     yield from _section("Correctness", _correctness(judgement.of("correctness", "coverage")))
+    yield from _section("Replies that part from their reference", _partings(judgement))
     yield from _section("Counts", _counts(judgement.of("counter")))
     yield from _section("Measured, head against base", _effects(judgement.of("metric", "noise")))
     yield from _section("Floors", _floors(judgement.of("floor")))
@@ -105,6 +107,15 @@ def _correctness(findings: Sequence[Finding]) -> str:
     ]
     names = ("gate", "where", "status", "share", "n", "detail")
     return _table(names, rows, right=("share", "n"))
+
+
+def _partings(judgement: Judgement) -> str:
+    cells = [item.partings for item in judgement.of("correctness") if item.partings is not None]
+    if not cells:
+        return ""
+    return "\n\n".join(
+        [LEGEND, table(PARTINGS, parting_rows(cells)), bullets(unshown_lines(cells))]
+    ).rstrip()
 
 
 def _counts(findings: Sequence[Finding]) -> str:

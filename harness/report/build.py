@@ -9,6 +9,7 @@ from harness.judging import gates as gate_rules
 from harness.report.cells import CellReader
 from harness.report.figures import Against, GateSummary, Group, RunReport
 from harness.report.incidents import failures, near_ties, skips
+from harness.report.partings import partings
 from harness.report.refusals import (
     cached_reasons,
     machine_marks,
@@ -42,6 +43,7 @@ def build_report(data: RunData) -> RunReport:
         refusals=refusals,
         machine_refusals=machine,
         machine=summary(data.conditions),
+        partings=tuple(partings(data, gates)),
         gates=gates,
         summaries=summaries,
         groups=groups,

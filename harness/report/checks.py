@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from harness.report import numbers
 from harness.report.figures import CellFigures, RunReport
-from harness.report.gfm import shorten, table
+from harness.report.gfm import bullets, shorten, table
+from harness.report.partings import LEGEND, PARTINGS, parting_rows, unshown_lines
 from harness.store.index import Place
 from harness.store.rows import GateRow
 
@@ -118,7 +119,7 @@ def _is_misrouted(cell: CellFigures) -> bool:
 
 
 def failure_section(report: RunReport) -> str:
-    """Return what failed, with the replies that show it, and what was skipped."""
+    """Return what failed, with the replies that show it, what parted, and what was skipped."""
     parts = ["## Failures and skips"]
     rows = [
         (
@@ -134,6 +135,9 @@ def failure_section(report: RunReport) -> str:
         parts.append(table(FAILURES, rows))
     if len(report.failures) > MAX_FAILURES:
         parts.append(f"And {len(report.failures) - MAX_FAILURES} more, in the database.")
+    if report.partings:
+        parts += [LEGEND, table(PARTINGS, parting_rows(report.partings))]
+        parts += [bullets(lines)] if (lines := unshown_lines(report.partings)) else []
     skips = skip_rows(report)
     if skips:
         parts.append(table(SKIPS, skips))

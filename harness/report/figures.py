@@ -278,6 +278,51 @@ class NearTie:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Parting:
+    """A reply that is not its reference's although it has to be, and where the two part.
+
+    Args:
+        trial_id, block: where it was seen first; `block` counts from 0.
+        position: index of the first token that differs, end included.
+        token, reference_token: the ids there, None where that reply ends.
+        is_judged: False where the oracle was not asked.
+        judged_at: index of the token that the oracle would not have emitted.
+        gap: how far that token stays behind the oracle's; None where that is unknown.
+        near_tie_below: gaps below it would be a near-tie.
+        before: the end of what both texts begin with.
+        reply, reference_reply: how each goes on from there, cut short; "" where it ends.
+    """
+
+    trial_id: str
+    block: int
+    prompt_id: str
+    position: int
+    token: int | None
+    reference_token: int | None
+    is_judged: bool
+    judged_at: int | None
+    gap: float | None
+    near_tie_below: float | None
+    before: str
+    reply: str
+    reference_reply: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partings:
+    """The replies of one cell that part from their reference against its promise.
+
+    Args:
+        n: how many; `shown` has the first of them.
+    """
+
+    place: Place
+    reference: str
+    n: int
+    shown: tuple[Parting, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
     """Everything a report of one run says.
 
@@ -304,6 +349,7 @@ class RunReport:
     environment: Mapping[str, Any]
     machine_refusals: tuple[str, ...] = ()
     machine: tuple[str, ...] = ()
+    partings: tuple[Partings, ...] = ()
 
     @property
     def is_quotable(self) -> bool:

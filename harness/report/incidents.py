@@ -39,7 +39,7 @@ def near_ties(index: RunIndex) -> Iterator[NearTie]:
     """Yield each place where a reply parts from its reference as floating point allows."""
     trials = {trial.trial_id: trial for trial in index.data.trials}
     for row in index.data.divergences:
-        if row.gap is not None and row.gap < row.epsilon:
+        if row.is_near_tie and row.gap is not None:
             trial = trials[row.trial_id]
             yield NearTie(
                 place=index.place_of(trial),

@@ -12,6 +12,8 @@ from harness.report.figures import (
     Against,
     CellFigures,
     Conforming,
+    Parting,
+    Partings,
     RunReport,
     Speed,
     Spread,
@@ -41,9 +43,49 @@ def to_mapping(report: RunReport) -> dict[str, Any]:
         ],
         "cells": [_cell(cell) for cell in report.cells],
         "environment": {**report.environment, **_client(report)},
+        "partings": [partings_mapping(cell) for cell in report.partings],
     }
     cleaned: dict[str, Any] = clean(content)
     return cleaned
+
+
+def partings_mapping(cell: Partings) -> dict[str, Any]:
+    """Return the replies of a cell that are not their reference's: `n`, and the first of them."""
+    return {
+        "model": cell.place.model,
+        "workload": cell.place.workload,
+        "cell": cell.place.cell,
+        "reference": cell.reference,
+        "n": cell.n,
+        "replies": [
+            {
+                "trial_id": parting.trial_id,
+                "block": parting.block,
+                "prompt_id": parting.prompt_id,
+                "position": parting.position,
+                "token": parting.token,
+                "reference_token": parting.reference_token,
+                "judged": _judged(parting),
+                "text": {
+                    "before": parting.before,
+                    "reply": parting.reply,
+                    "reference": parting.reference_reply,
+                },
+            }
+            for parting in cell.shown
+        ],
+    }
+
+
+def _judged(parting: Parting) -> dict[str, Any] | None:
+    """Return what the oracle said, None where it was not asked."""
+    if not parting.is_judged:
+        return None
+    return {
+        "position": parting.judged_at,
+        "gap": parting.gap,
+        "near_tie_below": parting.near_tie_below,
+    }
 
 
 def _client(report: RunReport) -> dict[str, Any]:

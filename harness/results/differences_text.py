@@ -109,7 +109,22 @@ def _gates(compared: RunsCompared) -> list[str]:
     if not compared.gates:
         return []
     rows = [(*place_names(item.place), item.gate, item.one, item.other) for item in compared.gates]
-    return ["## Gates", table((*PLACE, ("gate", False), *SIDES), rows)]
+    return ["## Gates", table((*PLACE, ("gate", False), *SIDES), rows), *_where_told(compared)]
+
+
+def _where_told(compared: RunsCompared) -> list[str]:
+    """Return which reports show replies of a gate identity that failed in one run."""
+    identity = [item for item in compared.gates if item.gate == "identity"]
+    sides = (
+        (compared.one, [item.one for item in identity]),
+        (compared.other, [item.other for item in identity]),
+    )
+    lines = [
+        f"fm report {run.run_id} shows where replies part from their reference, with their texts"
+        for run, outcomes in sides
+        if any(outcome.startswith("fail") for outcome in outcomes)
+    ]
+    return [bullets(lines)] if lines else []
 
 
 def _figures(compared: RunsCompared) -> list[str]:

@@ -96,6 +96,15 @@ class RunIndex:
         found = self._trials.get(place, [])
         return tuple(trial for trial in found if not status or trial.status == status)
 
+    def has_pending(self, place: Place) -> bool:
+        """True while a trial of the same model and workload still has to run."""
+        return any(
+            trial.status == "pending"
+            for other, trials in self._trials.items()
+            if (other.model, other.workload) == (place.model, place.workload)
+            for trial in trials
+        )
+
     def is_skipped(self, place: Place) -> bool:
         """True when every trial of the place was skipped with a reason."""
         trials = self.trials(place)
@@ -117,10 +126,9 @@ class RunIndex:
         """Return the replies of a trial with something wrong, by position."""
         return tuple(self._failed.get(trial.trial_id, ()))
 
-    def judged(self, request: RequestRow, reference: str) -> tuple[DivergenceRow, ...]:
+    def judged(self, trial_id: str, prompt_id: str, reference: str) -> tuple[DivergenceRow, ...]:
         """Return what the oracle said of a reply that parts from the reference cell's."""
-        key = (request.trial_id, request.prompt_id, reference)
-        return tuple(self._divergences.get(key, []))
+        return tuple(self._divergences.get((trial_id, prompt_id, reference), []))
 
     def law(self, request: RequestRow) -> LawRow | None:
         """Return what the oracle said of a sampled reply's draws, None where it was not asked."""

@@ -149,6 +149,45 @@ class FailedReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartedReply:
+    """A reply that is not its reference's although it has to be, and what it had to be.
+
+    Args:
+        trial_id, block: where it was seen first.
+        token_ids, text: of the reply.
+        reference_ids, reference_text: of the reply of the reference cell in the same block.
+        judged: the place that is no near-tie; None where the oracle was not asked.
+    """
+
+    trial_id: str
+    block: int
+    prompt_id: str
+    token_ids: tuple[int, ...]
+    reference_ids: tuple[int, ...]
+    text: str | None
+    reference_text: str | None
+    judged: DivergenceRow | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartedCell:
+    """The replies of one cell that part from their reference against its promise.
+
+    Args:
+        reference: canonical name of the cell whose token ids they must equal.
+        n: how many there are; blocks that repeat a pair of replies count once.
+        first: some of them, by block.
+    """
+
+    model: str
+    workload: str
+    cell: str
+    reference: str
+    n: int
+    first: tuple[PartedReply, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:
     """Everything stored about one run, in a fixed order: same rows, same value.
 
@@ -156,6 +195,7 @@ class RunData:
         requests, accepts, laws: single observations, which only gates and a resumed run need;
             empty where `has_requests` is False.
         figures, blocks, totals, accept_curve, replies, failed: what the views say of it.
+        parted: cells whose replies are not their reference's, each with some of these.
     """
 
     run: RunRow
@@ -175,6 +215,7 @@ class RunData:
     accept_curve: tuple[AcceptPoint, ...]
     replies: tuple[ReplyGroup, ...]
     failed: tuple[FailedReply, ...]
+    parted: tuple[PartedCell, ...] = ()
     has_requests: bool = True
 
 

@@ -18,6 +18,7 @@ from harness.store.loaded import (
     RunFilter,
     RunNames,
 )
+from harness.store.partings import parted_cells
 from harness.store.rows import (
     AcceptRow,
     CellRow,
@@ -138,7 +139,7 @@ def _figures(raw: sqlite3.Connection, run_id: str) -> RunData | None:
     found = raw.execute(f"{_RUNS} WHERE run_id = ?", (run_id,)).fetchone()
     if found is None:
         return None
-    return RunData(
+    data = RunData(
         run=_run(found),
         models=_named(raw, ModelRow, "models", "key", "model", run_id),
         workloads=_named(raw, WorkloadRow, "workloads", "content_hash", "workload", run_id),
@@ -171,6 +172,7 @@ def _figures(raw: sqlite3.Connection, run_id: str) -> RunData | None:
         failed=_of_run(raw, FailedReply, "v_failed_reply", "trial_id, position", run_id),
         has_requests=False,
     )
+    return replace(data, parted=parted_cells(raw, data))
 
 
 def promotions(raw: sqlite3.Connection, run_id: str) -> tuple[PromotionRow, ...]:

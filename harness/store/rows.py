@@ -343,6 +343,11 @@ class DivergenceRow:
     gap: float | None
     epsilon: float = 2e-4
 
+    @property
+    def is_near_tie(self) -> bool:
+        """True when the two best scores were too close to tell apart."""
+        return self.gap is not None and abs(self.gap) < self.epsilon
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LawRow:

@@ -20,6 +20,7 @@ from harness.report.checks import (
 from harness.report.figures import RunReport
 from harness.report.html.element import Content, el
 from harness.report.html.failures import first_failures
+from harness.report.html.partings import first_partings
 from harness.report.html.table import (
     Cell,
     Column,
@@ -53,8 +54,8 @@ def _gates(report: RunReport) -> Iterator[Content]:
             for gate in report.summaries
         ]
         yield table("gates", [Column(*column) for column in SUMMARY], rows)
-    links = first_failures(report)
-    rows = [_open_gate(gate, links) for gate in open_gates(report)]
+    links = {"conformance": first_failures(report), "identity": first_partings(report)}
+    rows = [_open_gate(gate, links.get(gate.name, {})) for gate in open_gates(report)]
     if rows:
         yield el("h3", None, "What was seen")
         columns = [Column(*column) for column in OPEN_GATES]
@@ -66,9 +67,9 @@ def _gates(report: RunReport) -> Iterator[Content]:
 
 
 def _open_gate(gate: GateRow, links: Mapping[Place, str]) -> list[Cell]:
-    """Return one line of OPEN_GATES; conformance leads to the replies that failed."""
+    """Return one line of OPEN_GATES; one that failed leads to the first reply that shows it."""
     address = links.get(Place(gate.model, gate.workload, gate.cell))
-    leads = gate.name == "conformance" and gate.status == "fail" and address is not None
+    leads = gate.status == "fail" and address is not None
     link = el("a", {"href": f"#{address}"}, "first failure") if leads else None
     return [
         *map(text_cell, (gate.model, gate.workload, gate.cell, gate.name)),

@@ -1,4 +1,4 @@
-"""The section on failures: every failed reply in full, folded, with an address; and the skips."""
+"""The section on failures: failed replies in full and those that part, folded; and the skips."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from harness.report.checks import NONE_LINE, SKIPS, skip_rows
 from harness.report.figures import Failure, RunReport
 from harness.report.gfm import shorten
 from harness.report.html.element import Content, Element, el
+from harness.report.html.partings import partings
 from harness.report.html.table import shown_table
 from harness.report.html.words import name, note, place_name
 from harness.store.index import Place
@@ -45,6 +46,7 @@ def _parts(report: RunReport) -> Iterator[Content]:
         yield [_failure(failure, at) for at, failure in enumerate(shown)]
     if len(report.failures) > len(shown):
         yield note(f"And {len(report.failures) - len(shown)} more, in the database.")
+    yield from partings(report)
     skips = skip_rows(report)
     if skips:
         yield el("h3", None, f"Skipped ({len(skips)})")

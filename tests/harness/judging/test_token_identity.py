@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -9,15 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.judging.token_identity import (
-    JudgedGap,
     ReplyIdentity,
     compare_reply,
     first_difference,
     sum_up,
 )
+from harness.store.rows import DivergenceRow
 
 IDS = st.lists(st.integers(0, 3), max_size=6)
-NEAR = JudgedGap(position=1, gap=1e-4, epsilon=2e-4)
+NEAR = DivergenceRow(
+    trial_id="t", prompt_id="p", reference="serial", position=1, gap=1e-4, epsilon=2e-4
+)
 
 
 @given(IDS, IDS)
@@ -47,7 +50,7 @@ def test_a_near_tie_explains_a_difference_and_is_kept() -> None:
 
 @pytest.mark.parametrize("gap", [2e-4, 0.3, float("inf"), None])
 def test_a_clear_call_is_a_problem_also_behind_a_near_tie(gap: float | None) -> None:
-    clear = JudgedGap(position=5, gap=gap, epsilon=2e-4)
+    clear = replace(NEAR, position=5, gap=gap)
     problem = compare_reply([1, 2], [1, 3], [NEAR, clear]).problem
     assert problem.startswith("differs at token 5")
 

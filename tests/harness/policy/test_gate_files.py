@@ -77,6 +77,47 @@ def test_junit_fails_what_decides_and_skips_what_is_advisory(mixed: Judgement) -
     assert "advisory" in str(skipped.get("message"))
 
 
+@pytest.fixture(scope="module")
+def parted(tmp_path_factory: pytest.TempPathFactory) -> Judgement:
+    """A gate whose speculative cell emits another token than serial, in every block."""
+    name, other = "serial+spec@draft_budgets=fixed", [reply(ids=(5, 9, 7), text=f"5 9 {HOSTILE}")]
+    sample = both(compared())
+    both(sample, name, head=lambda block: {"replies": other})
+    return judged(sample, tmp_path_factory.mktemp("parted"))
+
+
+def test_junit_names_the_prompt_and_quotes_both_texts_where_a_reply_parts(
+    parted: Judgement,
+) -> None:
+    (failure,) = (
+        detail
+        for case in suites(parted)["fm gate: correctness"]
+        for detail in case.findall("failure")
+        if case.get("name") == "identity"
+    )
+    first, second = str(failure.text).splitlines()
+    assert first == "prompt p1 differs at token 1 and was not judged"
+    assert second.startswith(
+        'block 1, prompt p1, token 1: 9 / 6, not judged; both begin "5 ", the reply goes on "9 tab'
+    )
+    assert second.endswith('that of serial "6 7"')
+    assert "\u202e" not in second
+
+
+def test_the_summary_and_the_json_show_replies_that_part(parted: Judgement) -> None:
+    text = to_markdown(parted)
+    section = text.partition("## Replies that part from their reference\n")[2].partition("\n## ")[0]
+    assert "fixed | serial | 1 | p1 | 1 | 9 / 6 | not judged | — | 5&#32; | 9 " in section
+    assert section.rstrip().endswith("| 6 7 |")
+    found = [item["partings"] for item in json.loads(to_json(parted))["findings"]]
+    (cell,) = filter(None, found)
+    assert (cell["n"], cell["replies"][0]["text"]["reference"]) == (1, "6 7")
+
+
+def test_a_gate_without_such_replies_has_no_section_for_them(mixed: Judgement) -> None:
+    assert "Replies that part" not in to_markdown(mixed)
+
+
 def test_what_is_missing_is_an_error_of_junit_and_never_green(tmp_path: Path) -> None:
     sample = Sample()
     sample.plan("serial")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.report import build_report, to_html
-from harness.store import ConditionRow, DivergenceRow, EvalStore, new_id
+from harness.store import ConditionRow, DivergenceRow, EvalStore, RequestRow, new_id
 from tests.harness.store.sample_run import EXTRACT, MODEL, Sample, reply
 
 XSS = {
@@ -91,13 +91,24 @@ def hostile_run(text: str, run_id: str = Sample.run_id) -> Sample:
         reply(f"2 {text}", status="error", error=text, text=text, lane_taken=text),
     ]
     spec = [replace(item, drafted=4, accepted=2, target_calls=3) for item in replies]
+    spec += parting_replies(text, "2", (5, 8))
     for block in range(3):
-        sample.add("serial", block, 20 + block, replies, workload=workload, model=model)
+        expected = [*replies, *parting_replies(text, "1", (5, 6, 7))]
+        sample.add("serial", block, 20 + block, expected, workload=workload, model=model)
         sample.add("serial+grammar", block, 19, replies, workload=workload, model=model)
         trial = sample.add("serial+spec", block, 25, spec, [(4, 2)], workload=workload, model=model)
     sample.divergences.append(
         DivergenceRow(
             trial_id=trial.trial_id, prompt_id=text, reference=text, position=1, gap=3.1e-5
+        )
+    )
+    sample.divergences.append(
+        DivergenceRow(
+            trial_id=trial.trial_id,
+            prompt_id=f"4 {text}",
+            reference=names["serial"],
+            position=1,
+            gap=0.5,
         )
     )
     sample.add("batch4+spec@routed", tok_s=None, replies=replies, workload=workload, model=model)
@@ -112,3 +123,11 @@ def hostile_run(text: str, run_id: str = Sample.run_id) -> Sample:
         )
     )
     return sample
+
+
+def parting_replies(text: str, word: str, ids: tuple[int, ...]) -> list[RequestRow]:
+    """Return replies to two prompts, which part in the middle from those with another word."""
+    return [
+        reply(f"{prompt} {text}", ids, text=f"{text} {word} {text}", lane_taken=text)
+        for prompt in (3, 4)
+    ]

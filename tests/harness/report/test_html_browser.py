@@ -245,11 +245,22 @@ def test_a_link_to_a_failed_reply_unfolds_it(
 ) -> None:
     page.open(files["failed"], scripts=scripts)
     folds = "return [...document.querySelectorAll('details')].map((fold) => fold.open)"
-    assert page.js(folds) == [False, False]
+    assert page.js(folds) == [False, False, False]
     page.js("document.querySelector('#composition a[href=\"#failure-2\"]').click()")
-    assert page.js(folds) == [False, True]
+    assert page.js(folds) == [False, True, False]
     quote = next(item.quote for item in reports["failed"].failures if item.quote)
     assert page.js("return document.querySelector('details[open] pre').innerText") == quote
+
+
+def test_a_gate_on_identity_leads_to_the_reply_that_parts(
+    page: Page, files: dict[str, Path]
+) -> None:
+    page.open(files["failed"])
+    page.js("document.querySelector('#gates a[href=\"#parting-1-1\"]').click()")
+    shown = "return [...document.querySelectorAll('details[open] pre')].map((it) => it.innerText)"
+    reply, reference = page.js(shown)
+    assert reply.startswith('{"a": "<script>')
+    assert reference == "1 2"
 
 
 def test_without_scripts_everything_is_there(page: Page, files: dict[str, Path]) -> None:
@@ -282,6 +293,10 @@ def test_what_a_model_writes_is_shown_and_never_run(
         "return [...document.querySelectorAll('.reply pre')].map((item) => item.innerText)"
     )
     assert set(quotes) == {text}
+    parted = page.js(
+        "return [...document.querySelectorAll('.parting pre')].map((item) => item.innerText)"
+    )
+    assert set(parted) == {f"{text} 1 {text}", f"{text} 2 {text}"}
     assert page.console() == []
 
 

@@ -18,6 +18,7 @@ from harness.report import RunReport, build_report, numbers, to_html, to_markdow
 from harness.report.html.failures import MAX_FAILURES, MAX_REPLY
 from harness.report.html.scale import MARGIN, MIN_GAP, ratio_scale
 from harness.report.html.table import shown_number
+from harness.report.partings import PARTINGS
 from harness.report.visible import visible
 from harness.stats import TOLERANCE
 from harness.store import EvalStore, new_id
@@ -33,7 +34,8 @@ SAMPLES = {
     "timed": timed_run,
     "empty": Sample,
 }
-MARKDOWN_ONLY = {"~": "unclear", "reply": "", "block": "", "prompt": "", "what": ""}
+LAYOUT = {"reply", "block", "prompt", "what", *(heading for heading, _ in PARTINGS)}
+MARKDOWN_ONLY = {"~": "unclear", **dict.fromkeys(LAYOUT, "")}
 """What the page says in other words, or by its layout."""
 
 TEXTS = {**XSS, **AWKWARD}

@@ -201,6 +201,16 @@ CELL_KEYS = [
     "accept_histogram",
     "roofline",
 ]
+PARTED_KEYS = [
+    "trial_id",
+    "block",
+    "prompt_id",
+    "position",
+    "token",
+    "reference_token",
+    "judged",
+    "text",
+]
 OBJECT_KEYS = {
     "tok_s": ["aggregate", "per_stream", "e2e"],
     "ttft_ms": ["p50", "p95"],
@@ -223,10 +233,14 @@ def test_json_has_exactly_the_keys_of_the_contract(report: RunReport) -> None:
         "gates",
         "cells",
         "environment",
+        "partings",
     ]
     for gate in content["gates"]:
         assert list(gate) == ["name", "status", "observed", "n"]
         assert gate["status"] in ("pass", "fail", "incomplete")
+    for parted in content["partings"]:
+        assert list(parted) == ["model", "workload", "cell", "reference", "n", "replies"]
+        assert all(list(item) == PARTED_KEYS for item in parted["replies"])
     for item in content["cells"]:
         assert list(item) == CELL_KEYS
         for key, keys in OBJECT_KEYS.items():

@@ -192,6 +192,10 @@ def test_settings_environment_and_gates_that_differ_are_told(tmp_path: Path) -> 
     assert gate.one == "pass, 100.0 % of 1"
     assert gate.other.startswith("fail, 0.0 % of 1: ")
     assert found.is_comparable
+    where = "shows where replies part from their reference, with their texts"
+    text = compared_markdown(found)
+    assert f"- fm report {TWO} {where}" in text
+    assert f"fm report {ONE} {where}" not in text
 
 
 def test_cells_of_one_run_alone_are_named(tmp_path: Path) -> None:
