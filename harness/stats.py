@@ -191,7 +191,7 @@ def compare(
             f"{list(logs)} are no log-ratios; each must lie within +-{MAX_LOG_RATIO:g}"
         )
     if not logs:
-        return Ratio(n=0, refusals=(*refusals, "no block has both cells"))
+        return Ratio(n=0, refusals=(*refusals, "no block has the speed of both cells"))
     interval = estimate(logs)
     spread = coefficient_of_variation([math.exp(value) for value in logs])
     against = list(refusals)

@@ -203,8 +203,8 @@ def _noise(index: RunIndex, policy: Policy) -> Iterator[Finding]:
             place=place,
             status="inconclusive" if noisy else "pass",
             is_hard=noisy and decides,
-            detail=f"{place.cell} against its own repeat: "
-            + ("not measured" if ratio is None else f"{ratio:.3f} in {len(logs)} blocks"),
+            detail=f"{place.cell} repeated, against {place.cell}: "
+            + ("not measured" if ratio is None else f"mean {ratio:.3f} of {len(logs)} blocks"),
             n=len(logs),
         )
 

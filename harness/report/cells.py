@@ -155,6 +155,8 @@ class CellReader:
     def _acceptance(self, place: Place, totals: CellTotals) -> Acceptance | None:
         if totals.drafted is None and totals.accepted is None:
             return None
+        if totals.target_calls == 0 and not totals.drafted:
+            return None  # replies of one token: prefill alone, and nothing to draft for
         curve = [point for point in self.index.data.accept_curve if _place(point) == place]
         width = 1 + max((point.position for point in curve), default=-1)
         counts = {point.position: (point.drafted, point.accepted) for point in curve}

@@ -22,7 +22,8 @@ def group_notes(group: Group) -> Iterator[Note]:
     """Yield the notes of one model on one workload, in the order in which they are read."""
     if group.noise is not None:
         shown = numbers.interval(group.noise.ratio)
-        yield Note(f"Noise floor: {group.noise.baseline} against its own repeat {shown}.")
+        name = group.noise.baseline
+        yield Note(f"Noise floor: {name} repeated, against {name}: {shown}.")
     yield from _drift(group)
     short = [
         f"{cell.place.cell}: {cell.empty_replies} empty, {cell.one_token_replies} of one token"

@@ -170,7 +170,8 @@ def _noise(group: Group) -> str:
     if group.noise is None:
         return "The baseline was not repeated."
     floor = numbers.interval(group.noise.ratio)
-    return f"Noise floor: {escape(group.noise.baseline)} against its own repeat {floor}."
+    name = escape(group.noise.baseline)
+    return f"Noise floor: {name} repeated, against {name}: {floor}."
 
 
 def _speeds(section: Section, rows: Sequence[Row]) -> str:

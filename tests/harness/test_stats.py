@@ -217,6 +217,10 @@ def test_a_reason_of_the_caller_takes_the_verdict_and_leaves_the_figures() -> No
     assert ratio.estimate == pytest.approx(math.exp(0.225), rel=0.01)
 
 
+def test_where_no_block_has_two_speeds_the_reason_blames_the_speeds_and_not_the_cells() -> None:
+    assert stats.compare([]).refusals == ("no block has the speed of both cells",)
+
+
 def test_unequal_ratios_are_counted_as_wins() -> None:
     assert stats.compare([0.1, 0.2, -0.1, 0.0]).wins == 2
 

@@ -273,7 +273,9 @@ def test_a_baseline_that_differs_from_its_repeat_takes_the_verdicts_of_its_group
     for block in range(7):
         sample.add("serial@aa", block, tok_s=24.0 * JITTER[block])
     judgement = judged(sample, tmp_path)
-    assert found(judgement, "noise", "baseline").status == "inconclusive"
+    noise = found(judgement, "noise", "baseline")
+    assert noise.status == "inconclusive"
+    assert noise.detail == "serial repeated, against serial: mean 2.400 of 7 blocks"
     assert found(judgement, "metric", "tok_s").status == "inconclusive"
     assert judgement.verdict == exit_codes.INCONCLUSIVE
 

@@ -124,6 +124,17 @@ def test_a_repeated_baseline_is_the_noise_floor_and_no_row_of_its_own(tmp_path: 
     assert "serial@aa" not in {cell.place.cell for cell in report.cells}
 
 
+def test_the_noise_floor_is_the_repeat_in_units_of_the_baseline_and_says_so(tmp_path: Path) -> None:
+    report = report_of(blocks(serial=[20.0] * 6, aa=[22.0] * 6), tmp_path)
+    assert "Noise floor: serial repeated, against serial: 1.10 [1.10, 1.10]." in to_markdown(report)
+
+
+def test_a_cell_that_only_prefilled_has_no_acceptance(tmp_path: Path) -> None:
+    sample = Sample()
+    sample.add("serial+spec", replies=[reply(drafted=0, accepted=0, target_calls=0)])
+    assert figures(report_of(sample, tmp_path), "serial+spec").acceptance is None
+
+
 def test_a_baseline_that_differs_from_itself_takes_every_verdict(tmp_path: Path) -> None:
     steady = [20.0, 20.1, 19.9, 20.0, 20.1, 19.9]
     faster = [value * 1.3 for value in steady]
