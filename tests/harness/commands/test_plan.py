@@ -88,7 +88,7 @@ def test_a_plan_says_its_time_and_leaves_nothing_behind(
     code, out, _ = planned(*TINY, "--cells", "grammar")
     assert code == 0
     assert "at a stated 15 decode steps a second" in out
-    assert "skipped: workload short-chat has no constraint" in out
+    assert "skipped serial+grammar: workload short-chat has no constraint" in out
     assert not list(tmp_path.iterdir())
 
 
@@ -99,7 +99,7 @@ def test_a_plan_says_its_time_and_leaves_nothing_behind(
         (["--cells", "spec@num_draft_tokens=99"], "num_draft_tokens is 99"),
         (["--sweep", "warp=1"], "unknown setting of a cell 'warp'"),
         (["--cells", "serial", "--sweep", "num_draft_tokens=1"], "no cell has spec"),
-        (["--matrix", "none.toml"], "none.toml: cannot be read"),
+        (["--matrix", "none.toml"], "none.toml: there is no such file; name"),
         (["--matrix", "bad.toml"], "bad.toml:2: unknown cell 'warp'"),
         (["--tag", "x" * 101], "it must be one line of 100 characters"),
         (["--models", ""], "no model is named in ''"),
