@@ -82,6 +82,17 @@ def test_a_flag_that_says_the_default_wins_too(planned: Callable[..., object]) -
     assert json.loads(Path("plan.json").read_text())["blocks"] == 4
 
 
+def test_help_shows_the_defaults_of_its_own_command(
+    planned: Callable[..., tuple[int, str, str]],
+) -> None:
+    for command, preset in (("gate", "gate"), ("plan", "quick")):
+        code, out, _ = planned("--help", command=command)
+        assert code == 0
+        assert f"[default: {preset}]" in " ".join(out.split())
+        assert '[default: ""]' not in out
+    assert "@draft_budgets=fixed" in "".join(planned("--help", command="gate")[1].split())
+
+
 def test_a_plan_says_its_time_and_leaves_nothing_behind(
     planned: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
