@@ -103,7 +103,7 @@ def _run_command(arguments: Sequence[str] | None) -> int:
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.ClickException as error:
-        return _complain(f"{error.format_message().rstrip('.')}; see fm --help")
+        return _complain(f"{error.format_message().rstrip('.')}; see {_command(error)} --help")
     except FmError as error:
         return _complain(str(error))
     except (KeyboardInterrupt, click.Abort):
@@ -117,6 +117,12 @@ def _run_command(arguments: Sequence[str] | None) -> int:
             traceback.print_exc()
         return exit_codes.INCOMPLETE
     return int(code or exit_codes.PASS)
+
+
+def _command(error: click.ClickException) -> str:
+    """Return the command that was used wrongly, with its words."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    return "fm" if context is None else context.command_path
 
 
 def _complain(message: str) -> int:

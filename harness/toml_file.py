@@ -39,7 +39,11 @@ def read_toml(path: Path) -> TomlFile:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except FileNotFoundError:
+        raise SettingError(f"{path}: there is no such file; name one that is there") from None
+    except OSError as error:
+        raise SettingError(f"{path}: cannot be read ({error.strerror}); name another") from error
+    except UnicodeDecodeError as error:
         raise SettingError(f"{path}: cannot be read ({error}); fix or remove the file") from error
     try:
         return TomlFile(path, text, tomllib.loads(text))

@@ -18,7 +18,7 @@ from harness.commands import options
 @options.database
 def compare(a: str, b: str, form: str, output: Path | None, db: Path) -> int:
     """Show what differs between the stored runs A and B: settings, machine, gates, figures."""
-    from engine.errors import UnknownNameError
+    from engine.errors import SettingError, UnknownNameError
     from harness.report import write_report
     from harness.results.differences import compare_runs
     from harness.results.differences_text import compared_json, compared_markdown
@@ -28,7 +28,10 @@ def compare(a: str, b: str, form: str, output: Path | None, db: Path) -> int:
     if form not in writers:
         raise UnknownNameError("format", form, writers)
     with EvalStore.open_existing(db) as store:
-        one, other = (store.load_report(store.find_run(name).run_id) for name in (a, b))
+        runs = [store.find_run(name).run_id for name in (a, b)]
+        if runs[0] == runs[1]:
+            raise SettingError(f"{a} and {b} are one run, {runs[0]}; name two of them")
+        one, other = map(store.load_report, runs)
     text = writers[form](compare_runs(one, other))
     if output is None:
         click.echo(text, nl=False)

@@ -21,9 +21,14 @@ def db() -> None:
 
 
 @db.command("list")
-@click.option("--tag", default="", help="runs with this in their tag")
-@click.option("--model", default="", help="runs of this model")
-@click.option("--status", default="", help="runs of this status, e.g. finished, interrupted")
+@click.option("--tag", default="", show_default=False, help="runs with this in their tag")
+@click.option("--model", default="", show_default=False, help="runs of this model")
+@click.option(
+    "--status",
+    default="",
+    show_default=False,
+    help="runs of this status, e.g. finished, interrupted",
+)
 @click.option("--limit", type=click.IntRange(1, MAX_LISTED), default=20, help="most runs shown")
 @options.database
 def list_runs(tag: str, model: str, status: str, limit: int, db: Path) -> int:
@@ -51,8 +56,15 @@ def show(run: str, db: Path) -> int:
 
 
 @db.command()
-@click.option("--run", default="", help="one run: an id, its beginning, or latest")
-@click.option("--view", default="", help="rows of a view, e.g. v_cell, v_composition, v_history")
+@click.option(
+    "--run", default="", show_default=False, help="one run: an id, its beginning, or latest"
+)
+@click.option(
+    "--view",
+    default="",
+    show_default=False,
+    help="rows of a view, e.g. v_cell, v_composition, v_history",
+)
 @click.option("--format", "form", default="csv", help="of the rows of a view: csv or json")
 @click.option(
     "-o", "--output", type=options.FILE, help="file; a view without one goes to the screen"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,16 @@ from harness import exit_codes
 from harness.commands import options
 from harness.commands.matrix_flags import CHOSEN, choices_of, is_given, matrix_options
 from harness.commands.places import DEFAULT_REPORTS, say, while_read
+from harness.planning.choices import GATE_CELLS, GATE_PRESET, GATE_WORKLOADS
 
 if TYPE_CHECKING:
     from harness.base.comparison import Comparison
-    from harness.planning.choices import Choices
     from harness.policy.gate_files import Files
     from harness.policy.judgement import Judgement
     from harness.running.conclusion import Concluded
+
+USUAL = {"cells": GATE_CELLS, "workloads": GATE_WORKLOADS, "preset": GATE_PRESET}
+"""What a gate measures without a word about it."""
 
 
 @click.command()
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
 @click.option("--junit", type=options.FILE, help="also write JUnit XML")
 @click.option("--summary", type=options.FILE, help="also write a Markdown summary")
 @options.json_file
-@matrix_options
+@partial(matrix_options, usual=USUAL)
 @options.database
 @click.option(
     "--out", type=options.FILE, default=DEFAULT_REPORTS, help="folder for reports of --base"
@@ -70,7 +74,7 @@ def gate(
     if base is not None or resume is not None:
         comparison = _comparison(db, out, force, quiet)
         if base is not None:
-            concluded = comparison.start(_choices(context), base)
+            concluded = comparison.start(choices_of(context), base)
         else:
             assert resume is not None
             concluded = comparison.resume(resume)
@@ -110,17 +114,6 @@ def _tell(concluded: Concluded) -> None:
             click.echo(note)
     if concluded.exit_code == exit_codes.INTERRUPTED:
         say(f"run {concluded.run_id} was interrupted")
-
-
-def _choices(context: click.Context) -> Choices:
-    """Return the choices; without a word about it, the cells and the amounts of a gate."""
-    from harness.planning.choices import GATE_CELLS, GATE_PRESET, GATE_WORKLOADS
-
-    usual = {"cells": GATE_CELLS, "workloads": GATE_WORKLOADS, "preset": GATE_PRESET}
-    for name, value in usual.items():
-        if not is_given(context, name):
-            context.meta[CHOSEN][name] = value
-    return choices_of(context)
 
 
 def _check_flags(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,12 @@ def is_given(context: click.Context, name: str) -> bool:
     return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
-def matrix_options(command: Command) -> Command:
-    """Add the flags that choose a matrix, made from the fields of Choices."""
+def matrix_options(command: Command, usual: Mapping[str, Any] | None = None) -> Command:
+    """Add the flags that choose a matrix, made from the fields of Choices.
+
+    Args:
+        usual: defaults of this command in place of those of Choices.
+    """
     known = {item.name: item for item in fields(Choices)}
     texts = {
         **LISTS,
@@ -77,11 +81,12 @@ def matrix_options(command: Command) -> Command:
     }
     texts |= {name: known[name].metadata["help"] for name in NUMBERS}
     for name, text in reversed(texts.items()):
-        default: Any = known[name].default
+        default: Any = (usual or {}).get(name, known[name].default)
         flag = click.option(
             f"--{name.replace('_', '-')}",
             type=NUMBERS.get(name, str),
             default=",".join(default) if name in LISTS else default,
+            show_default=default != "",
             help=text,
             callback=_keep,
             expose_value=False,

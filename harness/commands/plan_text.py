@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from harness.commands.columns import aligned
 from harness.planning.forecast import STATED_STEPS_PER_S, Forecast, PairForecast, Source
+from harness.report.numbers import counted
+from harness.report.visible import one_line
 from harness.running.progress import duration
 from harness.store.codec import clean
 
-HEADINGS = ("model", "workload", "cell", "kind", "against", "tokens", "time", "known by")
+HEADINGS = ("cell", "against", "tokens", "time", "known by")
 
 
 def plan_lines(plan: Forecast) -> list[str]:
-    """Return what a matrix would run, pair by pair, then what it would not and why."""
+    """Return what a matrix would run, a table for each model and workload, and what it skips."""
     choices = plan.matrix.choices
     amounts = choices.amounts()
     cap = amounts.max_tokens or "the workload's own"
     notes = [plan.note] if plan.note else []
     return [
         (
-            f"preset {choices.preset}: {amounts.blocks} blocks of {amounts.prompts} "
-            f"prompts, cap {cap}, temperature {choices.temperature:g}, "
-            f"seed {choices.seed}, target {choices.target}"
+            f"preset {choices.preset}: {counted(amounts.blocks, 'block')} of "
+            f"{counted(amounts.prompts, 'prompt')}, cap {cap}, "
+            f"temperature {choices.temperature:g}, seed {choices.seed}"
         ),
         (
             f"{sum(item.trials for item in plan.pairs)} trials, "
-            f"{sum(item.requests for item in plan.pairs)} requests"
+            f"{sum(item.requests for item in plan.pairs)} requests, target {choices.target}"
         ),
-        _time(plan),
+        *_time(plan),
         *notes,
-        "",
-        *aligned([HEADINGS, *(_pair_row(item) for item in plan.pairs)]),
+        *(line for part in _parts(plan) for line in _part_lines(part)),
         "",
         f"plan {plan.matrix.digest[:16]}",
     ]
@@ -59,30 +61,55 @@ def plan_json(plan: Forecast) -> str:
     return json.dumps(clean(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _time(plan: Forecast) -> str:
+def _parts(plan: Forecast) -> Iterable[Sequence[PairForecast]]:
+    """Return the pairs of each model and workload, in the order of the plan."""
+    parts: dict[tuple[str, str], list[PairForecast]] = {}
+    for item in plan.pairs:
+        parts.setdefault((item.pair.model, item.pair.workload.name), []).append(item)
+    return parts.values()
+
+
+def _part_lines(part: Sequence[PairForecast]) -> list[str]:
+    """Return the table of one model on one workload, then its cells that are skipped."""
+    pair = part[0].pair
+    rows = [_pair_row(item) for item in part if item.estimate is not None]
+    skipped: dict[str, list[str]] = {}
+    for item in part:
+        if item.estimate is None:
+            skipped.setdefault(item.pair.skip_reason, []).append(item.pair.cell.name)
+    return [
+        "",
+        one_line(f"{pair.model} on {pair.workload.name}"),
+        *(aligned([HEADINGS, *rows]) if rows else ()),
+        *(one_line(f"skipped {', '.join(cells)}: {why}") for why, cells in skipped.items()),
+    ]
+
+
+def _time(plan: Forecast) -> list[str]:
     """Return the time in all, and what it is known by."""
     words: dict[Source, str] = {
         "past run": "by what they took in past runs on this machine",
         "this model": "by what other cells of the model took",
         "stated rate": f"at a stated {STATED_STEPS_PER_S:g} decode steps a second",
     }
-    parts = [f"{plan.sources[source]} {text}" for source, text in words.items()]
-    known = [part for part in parts if not part.startswith("0 ")]
-    pairs = f", pairs: {'; '.join(known)}" if known else ""
-    return f"about {duration(plan.seconds)}, loading models not counted{pairs}"
+    return [
+        f"about {duration(plan.seconds)}, loading models not counted",
+        *(
+            f"  {counted(plan.sources[source], 'pair')} {text}"
+            for source, text in words.items()
+            if plan.sources[source]
+        ),
+    ]
 
 
 def _pair_row(item: PairForecast) -> tuple[str, ...]:
     pair, estimate = item.pair, item.estimate
     return (
-        pair.model,
-        pair.workload.name,
         pair.cell.name,
-        pair.cell.kind.value,
         pair.baseline or "",
         str(pair.max_tokens),
         "" if estimate is None else duration(estimate.seconds),
-        f"skipped: {pair.skip_reason}" if estimate is None else estimate.source,
+        "" if estimate is None else estimate.source,
     )
 
 

@@ -163,20 +163,39 @@ def heaviest(first: Table, second: Table, ours: frozenset[int], window_s: float)
 
     The time of a child that ended in between is its parent's, as far as it fell in between.
     """
-    gone: dict[int, float] = {}
-    for process in first.values():
-        if process.key not in second:
-            gone[process.parent] = gone.get(process.parent, 0.0) + process.total_s
+    reaped = _reaped_between(first, second)
     shares = []
     for process in second.values():
         before = first.get(process.key)
-        used_s = process.used_s - (before.used_s if before else 0.0)
-        if before is not None:
-            reaped_s = process.reaped_s - before.reaped_s - gone.get(process.pid, 0.0)
-            used_s += max(0.0, reaped_s)
+        used_s = process.used_s - (before.used_s if before else 0.0) + reaped.get(process.pid, 0.0)
         if process.pid not in ours and used_s > 0:
             shares.append(Share(pid=process.pid, name=process.name, cores=used_s / window_s))
     return sorted(shares, key=lambda share: (-share.cores, share.pid))
+
+
+def _reaped_between(first: Table, second: Table) -> Mapping[int, float]:
+    """Return by how much the time of ended children rose, less what they had used before.
+
+    What an ended process had used is found with the nearest of its ancestors that lives: its
+    parent may have ended with it, and handed the time on.
+    """
+    rises = {
+        key[0]: max(0.0, second[key].reaped_s - process.reaped_s)
+        for key, process in first.items()
+        if key in second
+    }
+    parents = {process.pid: process.parent for process in first.values()}
+    for key, process in first.items():
+        if key in second:
+            continue
+        left_s, pid, seen = process.total_s, process.parent, {process.pid}
+        while left_s > 0 and pid in parents and pid not in seen:
+            taken_s = min(left_s, rises.get(pid, 0.0))
+            rises[pid] = rises.get(pid, 0.0) - taken_s
+            left_s -= taken_s
+            seen.add(pid)
+            pid = parents[pid]
+    return rises
 
 
 def measured_roots(target: str) -> tuple[int, ...] | None:

@@ -63,7 +63,8 @@ def _disturbances(rows: Sequence[ConditionRow]) -> Iterator[Disturbance]:
 
 def _told(_kind: str, found: Sequence[Finding], total: int) -> str:
     worst = max(found, key=lambda item: item.amount)
-    return f"during the run {worst.text} (worst of {len(found)} in {total} samples)"
+    times = f"in {len(found)} of {total} sample{'s' * (total > 1)}"
+    return f"during the run {worst.text} ({times}{', the worst of them' * (len(found) > 1)})"
 
 
 def _unwatched(rows: Sequence[ConditionRow]) -> Iterator[str]:

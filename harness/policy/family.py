@@ -247,7 +247,7 @@ def _status(
     own: Interval, n: int, limit: float, spread: float | None, is_beyond_chance: bool
 ) -> tuple[Status, str]:
     if n < MIN_BLOCKS_VERDICT or own.low is None or own.high is None:
-        return "inconclusive", f"{n} blocks; a verdict needs {MIN_BLOCKS_VERDICT}"
+        return "inconclusive", f"a verdict needs {MIN_BLOCKS_VERDICT} blocks"
     if own.high < limit and is_beyond_chance:
         return "fail", "worse than is allowed"
     if own.high < limit:

@@ -89,7 +89,7 @@ def _judged(logs: Sequence[float], floor: Floor) -> tuple[Status, str]:
     own = estimate(logs)
     told = _told(own, floor)
     if len(logs) < MIN_BLOCKS_VERDICT or own.low is None or own.high is None:
-        return "inconclusive", f"{told}; {len(logs)} blocks, a verdict needs {MIN_BLOCKS_VERDICT}"
+        return "inconclusive", f"{told}; a verdict needs {MIN_BLOCKS_VERDICT} blocks"
     least = math.log(floor.at_least) if floor.at_least > 0 else -math.inf
     if own.high < least:
         return "fail", told

@@ -21,6 +21,7 @@ from harness.policy.judgement import NOISY, NOWHERE, Finding, Judgement, Status
 from harness.policy.measures import METRICS, by_block
 from harness.policy.policy_file import MetricRule, Policy
 from harness.policy.twins import pairs, shared_trials, unpaired_cells
+from harness.report.numbers import counted
 from harness.report.partings import partings
 from harness.report.refusals import keeps_prefixes, machine_reasons
 from harness.stats import MIN_BLOCKS_VERDICT, TOLERANCE, log_ratios, percentile
@@ -204,7 +205,11 @@ def _noise(index: RunIndex, policy: Policy) -> Iterator[Finding]:
             status="inconclusive" if noisy else "pass",
             is_hard=noisy and decides,
             detail=f"{place.cell} repeated, against {place.cell}: "
-            + ("not measured" if ratio is None else f"mean {ratio:.3f} of {len(logs)} blocks"),
+            + (
+                "not measured"
+                if ratio is None
+                else f"mean {ratio:.3f} of {counted(len(logs), 'block')}"
+            ),
             n=len(logs),
         )
 

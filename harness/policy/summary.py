@@ -74,7 +74,8 @@ def _said(finding: Finding) -> str:
     if effect is None:
         return finding.detail or finding.status
     return (
-        f"{_changed(effect)} to the base in {effect.n} blocks; {finding.detail or finding.status}"
+        f"{_changed(effect)} to the base in {counted(effect.n, 'block')}; "
+        f"{finding.detail or finding.status}"
     )
 
 

@@ -35,10 +35,10 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, s
 
 def _banner(report: RunReport) -> str:
     run = report.run
-    why = escape("; ".join(report.unquotable_reasons))
     lines = (
         f"# {escape(run.tag)}: {outcome_word(report.exit_code)}",
-        "**QUOTABLE**" if report.is_quotable else f"**UNQUOTABLE**: {why}",
+        "**QUOTABLE**" if report.is_quotable else "**UNQUOTABLE**, because",
+        *([] if report.is_quotable else [bullets(report.unquotable_reasons)]),
         (
             f"Run {escape(run.run_id)}, {escape(run.created_at)}, preset {escape(run.preset)}: "
             f"{numbers.counted(run.blocks, 'block')} of {numbers.counted(run.prompts, 'prompt')}, "

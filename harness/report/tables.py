@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -62,7 +63,7 @@ def plain_report(report: RunReport) -> str:
 
 
 def closing_lines(report: RunReport) -> list[str]:
-    """Return the gates and the verdict, one line each."""
+    """Return the gates, the verdict and each reason against quoting it, one line each."""
     run = report.run
     lines = [
         f"gate {gate.name}: {gate.status}, {numbers.percent(gate.observed, 1)} of {gate.n}"
@@ -73,18 +74,29 @@ def closing_lines(report: RunReport) -> list[str]:
         for gate in report.gates
         if gate.status != "pass"
     ]
-    lines += [
-        f"skipped {skip.place.model} {skip.place.workload} {skip.place.cell}: {skip.reason}"
-        for skip in report.skips
-    ]
-    quotable = "quotable" if report.is_quotable else "not quotable"
-    why = "" if report.is_quotable else f" ({'; '.join(report.unquotable_reasons)})"
+    lines += _skipped(report)
+    if any(against.figure != "aggregate" for cell in report.cells for against in cell.ratios):
+        lines.append("where decode steps are not told, ratios compare tokens a second of wall time")
     lines.append(
         f"{outcome_word(report.exit_code)}: run {run.run_id}, "
         f"{numbers.counted(run.blocks, 'block')} of {numbers.counted(run.prompts, 'prompt')}, "
-        f"cap {run.max_tokens or 'of the workload'}; {quotable}{why}"
+        f"cap {run.max_tokens or 'of the workload'}; "
+        f"{'quotable' if report.is_quotable else 'not quotable, because'}"
     )
+    lines += [f"  - {reason}" for reason in report.unquotable_reasons]
     return list(map(one_line, lines))
+
+
+def _skipped(report: RunReport) -> list[str]:
+    """Return a line for each reason that cells of one model and workload are skipped for."""
+    cells: dict[tuple[str, str, str], list[str]] = {}
+    for skip in report.skips:
+        where = (skip.place.model, skip.place.workload, skip.reason)
+        cells.setdefault(where, []).append(skip.place.cell)
+    return [
+        f"skipped {model} {workload} {', '.join(names)}: {reason}"
+        for (model, workload, reason), names in cells.items()
+    ]
 
 
 def _title(group: Group) -> str:
@@ -108,18 +120,21 @@ def _row(cell: CellFigures) -> tuple[str, ...]:
 
 
 def _folded(name: str, width: int = 14) -> str:
-    """Break a cell name before a `+` or `@`, and where a part alone is wider than the column.
+    """Break a cell name before a `+` or `@`, a wider part before a `_` or `=`, else anywhere.
 
     Lines after the first begin with a blank.
     """
     lines = [""]
-    for part in name.replace("+", "\n+").replace("@", "\n@").split("\n"):
-        if lines[-1].strip() and len(lines[-1]) + len(part) > width:
-            lines.append(" ")
-        for character in part:
-            if len(lines[-1]) == width:
+    for part in re.split(r"(?=[+@])", name):
+        is_wide = len(part) >= width
+        for at, piece in enumerate(re.split(r"(?=[_=])", part) if is_wide else [part]):
+            is_full = len(lines[-1]) + len(piece) > width or (is_wide and at == 0)
+            if lines[-1].strip() and is_full:
                 lines.append(" ")
-            lines[-1] += character
+            for character in piece:
+                if len(lines[-1]) == width:
+                    lines.append(" ")
+                lines[-1] += character
     return "\n".join(lines)
 
 

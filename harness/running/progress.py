@@ -11,6 +11,10 @@ from harness.trials.clock import Clock, monotonic
 REDRAWN_S = 0.5
 """Between two drawings of the bar."""
 
+LEAST_LABEL = 20
+BESIDE_LABEL = 50
+"""Columns of the bar, its counts and the time left; a long label takes none of them."""
+
 
 class Progress(Protocol):
     """Told what the run is doing; shows it in some way."""
@@ -155,7 +159,9 @@ class BarProgress:
     def trial(self, label: str, planned_tokens: int) -> None:
         """Name the trial."""
         self._planned, self._emitted, self._due_s = planned_tokens, 0, 0.0
-        self._bar.update(self._task, description=label, speed="")
+        room = max(LEAST_LABEL, self._bar.console.width - BESIDE_LABEL)
+        short = label if len(label) <= room else f"…{label[1 - room :]}"
+        self._bar.update(self._task, description=short, speed="")
 
     def tokens(self, count: int) -> None:
         """Count tokens in the bar's text."""

@@ -38,15 +38,17 @@ _STORAGE_REMEDIES: dict[int, str] = {
     sqlite3.SQLITE_BUSY: "another process holds it locked; close that one and try again",
     sqlite3.SQLITE_LOCKED: "another connection holds it locked; close that one and try again",
     sqlite3.SQLITE_PERM: "allow writing to it",
-    sqlite3.SQLITE_READONLY: "allow writing to it, or choose another file with --db",
-    sqlite3.SQLITE_IOERR: "free space or check the disk, or choose another file with --db",
-    sqlite3.SQLITE_CORRUPT: "restore it from a copy, or choose another file with --db",
-    sqlite3.SQLITE_FULL: "free space on the disk, or choose another file with --db",
+    sqlite3.SQLITE_READONLY: "allow writing to it, or {another}",
+    sqlite3.SQLITE_IOERR: "free space or check the disk, or {another}",
+    sqlite3.SQLITE_CORRUPT: "restore it from a copy, or {another}",
+    sqlite3.SQLITE_FULL: "free space on the disk, or {another}",
     sqlite3.SQLITE_CANTOPEN: "choose a file in a folder that can be written with --db",
     sqlite3.SQLITE_PROTOCOL: "another process holds it locked; close that one and try again",
-    sqlite3.SQLITE_NOTADB: "it is no SQLite database; choose another file with --db",
+    sqlite3.SQLITE_NOTADB: "it is no SQLite database; {another}",
 }
 """Primary result codes that the file, the disk or another process causes, with what to do."""
+
+_ANOTHER_DATABASE = "choose another file with --db"
 
 
 class StoreError(FmError):
@@ -205,24 +207,30 @@ def snapshot(path: Path, destination: Path) -> None:
         source = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
         target = sqlite3.connect(destination)
     except sqlite3.Error as error:
-        raise explained(error, path) from error
+        raise explained(error, path, "name another file") from error
     try:
         source.backup(target)
         target.execute("PRAGMA journal_mode = DELETE")
     except sqlite3.Error as error:
-        raise explained(error, path) from error
+        raise explained(error, path, "name another file") from error
     finally:
         source.close()
         target.close()
 
 
-def explained(error: sqlite3.Error, path: Path) -> Exception:
-    """Return the StoreError for what the outside world caused, else the error itself."""
+def explained(error: sqlite3.Error, path: Path, another: str = _ANOTHER_DATABASE) -> Exception:
+    """Return the StoreError for what the outside world caused, else the error itself.
+
+    Args:
+        another: how people name another file in place of this one.
+    """
     remedy = _STORAGE_REMEDIES.get(_primary(error))
     if str(error).startswith("no such "):
         # All of our statements run on the schema of the migrations, so the file has lost a part.
         remedy = "it is not as fm wrote it; restore it from a copy"
-    return error if remedy is None else StoreError(f"{path}: {error}; {remedy}")
+    if remedy is None:
+        return error
+    return StoreError(f"{path}: {error}; {remedy.format(another=another)}")
 
 
 def _apply_migrations(raw: sqlite3.Connection) -> None:

@@ -59,6 +59,8 @@ def checked(model: type[Model], values: Any, place: str) -> Model:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the whole"
+        if first["type"] == "missing":
+            raise WorkloadError(f"{place}: {where} is missing; add it there") from None
         raise WorkloadError(
             f"{place}: {where} is {reprlib.repr(first['input'])}: {first['msg']}; correct it there"
         ) from None

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from harness import exit_codes
-from harness.cli import cli
+from harness.cli import cli, main
 from harness.commands.columns import aligned
 from harness.store import EvalStore, StoreError
 from tests.harness.results.published import MACHINE, ONE, THREE, TWO, database, steady_run
@@ -111,6 +111,15 @@ def test_a_view_is_exported_as_csv_and_json_with_the_same_values(
     assert {item["run_id"] for item in items} == {ONE, TWO, THREE}
     assert [item["done"] for item in items if item["run_id"] == ONE] == [6, 6, 6]
     assert items[0]["drafted"] is None
+
+
+def test_a_flag_out_of_its_bounds_names_the_help_of_its_own_command(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["db", "list", "--limit", "0"])
+    assert stop.value.code == 2
+    assert capfd.readouterr().err.endswith("; see fm db list --help\n")
 
 
 def test_every_view_can_be_exported_and_an_empty_one_is_an_empty_list(

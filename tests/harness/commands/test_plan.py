@@ -82,13 +82,24 @@ def test_a_flag_that_says_the_default_wins_too(planned: Callable[..., object]) -
     assert json.loads(Path("plan.json").read_text())["blocks"] == 4
 
 
+def test_help_shows_the_defaults_of_its_own_command(
+    planned: Callable[..., tuple[int, str, str]],
+) -> None:
+    for command, preset in (("gate", "gate"), ("plan", "quick")):
+        code, out, _ = planned("--help", command=command)
+        assert code == 0
+        assert f"[default: {preset}]" in " ".join(out.split())
+        assert '[default: ""]' not in out
+    assert "@draft_budgets=fixed" in "".join(planned("--help", command="gate")[1].split())
+
+
 def test_a_plan_says_its_time_and_leaves_nothing_behind(
     planned: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
     code, out, _ = planned(*TINY, "--cells", "grammar")
     assert code == 0
     assert "at a stated 15 decode steps a second" in out
-    assert "skipped: workload short-chat has no constraint" in out
+    assert "skipped serial+grammar: workload short-chat has no constraint" in out
     assert not list(tmp_path.iterdir())
 
 
@@ -99,7 +110,7 @@ def test_a_plan_says_its_time_and_leaves_nothing_behind(
         (["--cells", "spec@num_draft_tokens=99"], "num_draft_tokens is 99"),
         (["--sweep", "warp=1"], "unknown setting of a cell 'warp'"),
         (["--cells", "serial", "--sweep", "num_draft_tokens=1"], "no cell has spec"),
-        (["--matrix", "none.toml"], "none.toml: cannot be read"),
+        (["--matrix", "none.toml"], "none.toml: there is no such file; name"),
         (["--matrix", "bad.toml"], "bad.toml:2: unknown cell 'warp'"),
         (["--tag", "x" * 101], "it must be one line of 100 characters"),
         (["--models", ""], "no model is named in ''"),

@@ -134,6 +134,19 @@ def test_children_that_end_are_their_parents_time_once() -> None:
     assert (share.pid, share.cores) == (1, 1.5)
 
 
+@pytest.mark.parametrize("reaper", [2, 1], ids=["its shell", "init"])
+def test_what_a_grandchild_used_before_is_nobodys_now_whoever_reaps_it(reaper: int) -> None:
+    """A shell waits for `timeout`, which waits for a program, and both end."""
+    first = table_of(
+        [process(1, 0, 1.0), process(2, 1, 1.0), process(3, 2, 0.5), process(4, 3, 90.0)]
+    )
+    reaped = {pid: 91.0 if pid == reaper else 0.0 for pid in (1, 2)}
+    second = table_of(process(pid, pid - 1, 1.0, reaped_s=reaped[pid]) for pid in (1, 2))
+
+    (share,) = heaviest(first, second, frozenset(), window_s=1.0)
+    assert (share.pid, share.cores) == (reaper, 0.5)
+
+
 BUSY = "while True: pass"
 SECRET = "--password=hunter2"
 

@@ -65,7 +65,7 @@ def test_one_sample_of_many_that_was_not_clean_keeps_a_run_from_being_quoted_alo
     assert blemishes(RUN, rows) == (
         (
             "during the run other processes use 1.5 of 4 cores (heaviest: make (pid 3) 150 % of a "
-            "core; stop them) (worst of 1 in 32 samples)"
+            "core; stop them) (in 1 of 32 samples)"
         ),
     )
 
@@ -74,7 +74,7 @@ def test_trouble_that_lasts_refuses_verdicts_however_quiet_the_start_was() -> No
     rows = run_of([row() for _ in range(10)] + [row(**BUSY) for _ in range(5)])
 
     (reason,) = machine_refusals(RUN, rows)
-    assert "worst of 5 in 16 samples" in reason
+    assert "in 5 of 16 samples, the worst of them" in reason
     assert blemishes(RUN, rows) == (reason,)
 
 
@@ -84,7 +84,7 @@ def test_what_is_asked_seldom_is_counted_among_the_samples_that_ask_it() -> None
     asked = [row(on_battery=number < 3) for number in range(6)]
 
     (reason,) = machine_refusals(RUN, run_of([*often, *asked]))
-    assert reason.endswith("plug it in (worst of 3 in 7 samples)")
+    assert reason.endswith("plug it in (in 3 of 7 samples, the worst of them)")
 
 
 def test_the_worst_sample_of_a_kind_is_told() -> None:

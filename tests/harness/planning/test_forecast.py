@@ -107,8 +107,21 @@ def test_a_pair_that_cannot_run_takes_no_time_and_says_why(matrix: Matrix) -> No
     assert {item.pair.cell.name for item in skipped} == {"serial+grammar", "serial+spec+grammar"}
     assert {(item.trials, item.requests) for item in skipped} == {(0, 0)}
     lines = plan_lines(plan)
-    assert sum("skipped: workload short-chat has no constraint" in line for line in lines) == 2
-    assert any(line.startswith("about ") and "at a stated 15" in line for line in lines)
+    assert (
+        "skipped serial+grammar, serial+spec+grammar: workload short-chat has no constraint for a "
+        "grammar cell"
+    ) in lines
+    assert any("at a stated 15" in line for line in lines)
+
+
+def test_a_plan_is_a_table_of_at_most_80_columns_for_each_model_and_workload() -> None:
+    cells = ("serial", "batch4+spec+grammar", "spec@num_draft_tokens=15")
+    choices = replace(SMOKE, cells=cells, workloads=("short-chat", "json-extract"))
+    lines = plan_lines(forecast(matrix_of(choices), Past()))
+    assert "tiny-thinking on short-chat" in lines
+    assert "tiny-thinking on json-extract" in lines
+    told = [line for line in lines if not line.startswith("skipped ")]
+    assert max(map(len, told)) <= 80
 
 
 def test_the_plan_for_programs_holds_the_same(matrix: Matrix) -> None:

@@ -111,7 +111,7 @@ def test_values_that_never_vary_are_compared_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("values", "status", "reason"),
     [
-        pytest.param([-0.2] * 5, "inconclusive", "5 blocks", id="too few blocks"),
+        pytest.param([-0.2] * 5, "inconclusive", "needs 6 blocks", id="too few blocks"),
         pytest.param([-0.01, 0.0, 0.01, 0.0, -0.01, 0.01, 0.0], "pass", "", id="as it was"),
         pytest.param([0.3, -0.3, 0.2, -0.2, 0.1, -0.1, 0.0], "inconclusive", "noisy", id="noisy"),
         pytest.param([0.1, 0.4, 0.2, 0.5, 0.3, 0.05, 0.1], "inconclusive", "varies", id="uneven"),

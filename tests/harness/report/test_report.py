@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.report import RunReport, build_report, comparison_rows, to_json, to_markdown
+from harness.report import (
+    RunReport,
+    build_report,
+    comparison_rows,
+    plain_report,
+    to_json,
+    to_markdown,
+)
 from harness.report.figures import Against, CellFigures
 from harness.store import EvalStore
 from tests.harness.report.full_run import failed_run, full_run
@@ -383,6 +390,7 @@ def test_where_decode_steps_are_not_told_speeds_are_those_of_wall_time(tmp_path:
     assert figures(report, "serial").client_delay is None
     text = to_markdown(report)
     assert "wall time, prefill included" in text
+    assert "ratios compare tokens a second of wall time" in plain_report(report)
     assert "serial+spec against serial." in text
     assert (
         "Client delay, at most, of the time between two events of a stream: serial+spec 2.0 %"

@@ -356,6 +356,33 @@ def test_plain_lines_hold_the_same_and_no_control_sequence(report: RunReport) ->
     assert text.splitlines()[-1] in stream.getvalue()
 
 
+def test_each_reason_against_quoting_and_for_skipping_is_one_line(tmp_path: Path) -> None:
+    sample = Sample(run={"unquotable_reasons": ("the first; with a part", "the second")})
+    sample.add("serial", workload=CHAT)
+    for cell in ("serial+grammar", "serial+spec"):
+        sample.plan(cell, status="skipped", reason="no schema")
+    report = build_report(sample.load(tmp_path))
+    lines = plain_report(report).splitlines()
+    assert "  - the first; with a part" in lines
+    assert "  - the second" in lines
+    (skipped,) = [line for line in lines if line.startswith("skipped ")]
+    assert skipped.endswith("serial+grammar, serial+spec: no schema")
+    page = to_markdown(report)
+    assert "\n- the first; with a part\n- the second\n" in page
+
+
+def test_a_setting_in_the_terminal_table_breaks_between_its_words(tmp_path: Path) -> None:
+    sample = Sample()
+    name = "serial+spec@draft_budgets=fixed@num_draft_tokens=1"
+    sample.cells["serial"] = replace(sample.cells["serial"], name=name)
+    sample.add("serial", workload=CHAT)
+    (group,) = build_report(sample.load(tmp_path)).groups
+    stream = io.StringIO()
+    Console(file=stream, width=80).print(composition_table(group))
+    for part in ("serial+spec", "@draft", "_budgets", "=fixed", "@num_draft", "_tokens=1"):
+        assert any(line.strip().startswith(part) for line in stream.getvalue().splitlines()), part
+
+
 def test_no_name_reaches_the_terminal_with_a_control_character(tmp_path: Path) -> None:
     sample = Sample()
     name = "evil\x1b[31m\n\u202e"

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from markdown_it import MarkdownIt
 
+from engine.errors import SettingError
 from harness import exit_codes
 from harness.cli import cli
 from harness.report.gfm import escape
@@ -237,6 +238,13 @@ def test_the_command_compares_stored_runs(tmp_path: Path) -> None:
     shown = runner.invoke(cli, ["compare", ONE, TWO, "--db", str(path)], standalone_mode=False)
     assert shown.return_value == exit_codes.PASS
     assert "| tiny | short-chat | serial+spec | ratio to serial |" in shown.output
+    with pytest.raises(SettingError, match=f"are one run, {ONE}; name two of them"):
+        runner.invoke(
+            cli,
+            ["compare", ONE, ONE, "--db", str(path)],
+            standalone_mode=False,
+            catch_exceptions=False,
+        )
     arguments = ["compare", ONE, TWO, "--db", str(path), "--format", "json", "-o", str(output)]
     written = runner.invoke(cli, arguments, standalone_mode=False)
     assert written.output == f"comparison: {output}\n"

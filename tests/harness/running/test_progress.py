@@ -55,6 +55,22 @@ def test_the_bar_shows_the_trial_its_tokens_and_the_time_left() -> None:
     assert "1 min 30 s left" in told
 
 
+def test_the_time_left_is_shown_beside_the_end_of_a_name_of_any_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = Terminal()
+    bar = BarProgress(stream)
+    bar.begin(3600.0, 3)
+    bar.trial(f"model chat serial+spec{'@setting=1' * 9}@num_draft_tokens=3 block 1", 64)
+    bar.tokens(5)
+    bar.close()
+    last = stream.getvalue().rsplit("_tokens=3 block 1", 1)[1]
+    assert "0/3" in last
+    assert "5/64 tok" in last
+    assert "about 1 h 00 min left" in last
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [

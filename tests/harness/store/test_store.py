@@ -294,6 +294,16 @@ def test_a_file_that_is_no_database_is_refused_and_kept(tmp_path: Path) -> None:
     assert path.read_text().startswith("these are notes")
 
 
+def test_a_file_to_merge_that_is_no_database_is_not_the_one_that_db_names(tmp_path: Path) -> None:
+    notes = tmp_path / "notes.md"
+    notes.write_text("these are notes, not a database; " * 100)
+    with (
+        EvalStore.open(tmp_path / "fm.db") as store,
+        pytest.raises(StoreError, match=r"notes\.md: .*no SQLite database; name another file$"),
+    ):
+        store.merge(notes)
+
+
 @pytest.mark.parametrize("table", ["runs", "urls"])
 def test_a_database_of_another_program_is_refused_and_left_as_it_is(
     tmp_path: Path, table: str

@@ -201,7 +201,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str, str]] = {
         "line 3",
     ),
     "a key unknown": (_write("workload.toml", HEADER + "seed = 1"), "workload.toml", "seed is 1"),
-    "a key missing": (_write("workload.toml", HEADER[14:]), "workload.toml", "kind"),
+    "a key missing": (
+        _write("workload.toml", HEADER[14:]),
+        "workload.toml",
+        "kind is missing; add",
+    ),
+    "a line without messages": (_lines({"id": "ann"}), "prompts.jsonl:1", "messages is missing"),
     "a kind unknown": (
         _write("workload.toml", HEADER.replace('"json"', '"yaml"')),
         "workload.toml",
