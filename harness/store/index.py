@@ -96,6 +96,7 @@ class RunIndex:
         found = self._trials.get(place, [])
         return tuple(trial for trial in found if not status or trial.status == status)
 
+<<<<<<< HEAD
     def has_pending(self, place: Place) -> bool:
         """True while a trial of the same model and workload still has to run."""
         return any(
@@ -104,6 +105,25 @@ class RunIndex:
             if (other.model, other.workload) == (place.model, place.workload)
             for trial in trials
         )
+=======
+    def paired(self, one: Place, other: Place) -> frozenset[int]:
+        """Return the blocks in which two cells ran in the same attempt.
+
+        A trial that was run again ran apart from one that was not, and the two give no ratio.
+        """
+        ours, theirs = (
+            {(trial.block, trial.attempt) for trial in self.trials(place, "done")}
+            for place in (one, other)
+        )
+        return frozenset(block for block, _ in ours & theirs)
+
+    def apart(self, one: Place, other: Place) -> int:
+        """Return in how many blocks two cells ran in different attempts."""
+        ours, theirs = (
+            {trial.block for trial in self.trials(place, "done")} for place in (one, other)
+        )
+        return len((ours & theirs) - self.paired(one, other))
+>>>>>>> 8ac7a5a (Going on with a run runs its failed trials again; unjudged replies of a run cut short wait; a spool file may be written while it is taken in)
 
     def is_skipped(self, place: Place) -> bool:
         """True when every trial of the place was skipped with a reason."""
