@@ -68,7 +68,11 @@ class LosesItsServer(Failing):
         if place_of(job) not in lost:
             return record
         kept, *others = record.requests
-        rows = (kept, *(replace(row, status="error", error="gone") for row in others))
+        gone = (
+            replace(row, status="error", error="gone", conformance=row.conformance and "error")
+            for row in others
+        )
+        rows = (kept, *gone)
         trial = replace(job.trial, status="failed", reason="the server ended")
         return TrialRecord(trial=trial, requests=rows)
 
