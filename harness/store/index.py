@@ -96,7 +96,6 @@ class RunIndex:
         found = self._trials.get(place, [])
         return tuple(trial for trial in found if not status or trial.status == status)
 
-<<<<<<< HEAD
     def has_pending(self, place: Place) -> bool:
         """True while a trial of the same model and workload still has to run."""
         return any(
@@ -105,7 +104,7 @@ class RunIndex:
             if (other.model, other.workload) == (place.model, place.workload)
             for trial in trials
         )
-=======
+
     def paired(self, one: Place, other: Place) -> frozenset[int]:
         """Return the blocks in which two cells ran in the same attempt.
 
@@ -123,7 +122,6 @@ class RunIndex:
             {trial.block for trial in self.trials(place, "done")} for place in (one, other)
         )
         return len((ours & theirs) - self.paired(one, other))
->>>>>>> 8ac7a5a (Going on with a run runs its failed trials again; unjudged replies of a run cut short wait; a spool file may be written while it is taken in)
 
     def is_skipped(self, place: Place) -> bool:
         """True when every trial of the place was skipped with a reason."""
