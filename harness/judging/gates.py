@@ -252,8 +252,8 @@ def _replies(index: RunIndex, place: Place) -> Iterator[RequestRow]:
 
 
 def _is_unfinished(index: RunIndex) -> bool:
-    """True for a run that has not come to its end, at which the oracle was asked of everything."""
-    return index.data.run.status in ("running", "interrupted", "failed")
+    """True for a run that ended before the oracle was asked of everything, or may have."""
+    return index.data.run.status in ("interrupted", "failed")
 
 
 def _is_comparable(one: RequestRow, other: RequestRow) -> bool:

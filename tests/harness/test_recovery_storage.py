@@ -123,33 +123,25 @@ def test_a_lock_that_stays_ends_the_run_and_the_sample_comes_back(tmp_path: Path
     assert_complete(stored(tmp_path))
 
 
-@pytest.mark.parametrize("ends_by", ["a lock", "Ctrl-C", "a kill"])
+@pytest.mark.parametrize("ends_by", ["a lock", "Ctrl-C"])
 def test_a_run_that_ends_while_replies_are_judged_is_incomplete_and_not_wrong(
     tmp_path: Path, ends_by: str
 ) -> None:
     """A reply that differs and was not judged yet says nothing against the run."""
     lock = Lock(tmp_path, "BEGIN EXCLUSIVE", NUM_TRIALS)
 
-    class KilledError(BaseException):
-        """Ends the session without any handler of it."""
-
     class EndsJudging(Varied):
         def judge(self, parting: Parting) -> Sequence[DivergenceRow]:
             if ends_by == "a lock":
                 lock.take_now()
             else:
-                raise KeyboardInterrupt if ends_by == "Ctrl-C" else KilledError
+                raise KeyboardInterrupt
             return super().judge(parting)
 
-    work = session(tmp_path, EndsJudging(), lock_wait_s=0.1)
-    if ends_by == "a kill":
-        with pytest.raises(KilledError):
-            work.start(MATRIX)
-    else:
-        done = work.start(MATRIX)
-        expected = exit_codes.INCOMPLETE if ends_by == "a lock" else exit_codes.INTERRUPTED
-        assert done.exit_code == expected, done.notes
-        assert any(f"--resume {done.run_id} " in note for note in done.notes)
+    done = session(tmp_path, EndsJudging(), lock_wait_s=0.1).start(MATRIX)
+    expected = exit_codes.INCOMPLETE if ends_by == "a lock" else exit_codes.INTERRUPTED
+    assert done.exit_code == expected, done.notes
+    assert any(f"--resume {done.run_id} " in note for note in done.notes)
     if lock.raw is not None:
         lock.release()
     data = stored(tmp_path)
