@@ -58,7 +58,7 @@ def conformance(index: RunIndex, place: Place) -> Iterator[GateRow]:
     """Judge that every reply under a grammar is the document its schema asks for."""
     if not index.cell(place).has("grammar"):
         return
-    requests = list(index.measured(index.trials(place)))
+    requests = list(_replies(index, place))
     verdict = judge_conformance(
         [grade for request in requests if (grade := grade_of(request)) is not None],
         allow_truncation=index.workloads[place.workload].allows_truncation,
@@ -102,7 +102,7 @@ def identity(index: RunIndex, place: Place) -> Iterator[GateRow]:
     compared = list(_compared(index, place, reference))
     # Replies are judged behind the last trial of their model and workload.
     waiting = [prompt for prompt, reply in compared if reply.is_unjudged]
-    waiting = waiting if index.has_pending(place) else []
+    waiting = waiting if _is_unfinished(index) or index.has_pending(place) else []
     verdict = sum_up(
         (prompt, reply) for prompt, reply in compared if not (waiting and reply.is_unjudged)
     )
@@ -197,14 +197,14 @@ def completeness(index: RunIndex) -> GateRow:
         if trial.status == "done" and trial.was_never_full and _is_timed(index, trial)
     ]
     gaps += _without_any_speed(index, unfilled)
-    notes = [f"{_named(index, unfilled)} no speed, since no decode step had all its rows"]
+    notes = list(_remarks(index, planned, unfilled))
     return GateRow(
         run_id=index.data.run.run_id,
         name="completeness",
         status="incomplete" if gaps or not planned else "pass",
         observed=done / len(planned) if planned else None,
         n=len(planned),
-        detail=_summary(gaps or (notes if unfilled else [] if planned else [NOTHING])),
+        detail=_summary(gaps or (notes if planned else [NOTHING])),
     )
 
 
@@ -243,6 +243,19 @@ def _compared(index: RunIndex, place: Place, reference: str) -> Iterator[tuple[s
         yield prompt_id, compare_reply(ours, its, places)
 
 
+def _replies(index: RunIndex, place: Place) -> Iterator[RequestRow]:
+    """Yield the measured requests of a place but those that were lost with their whole trial."""
+    for trial in index.trials(place):
+        for request in index.measured([trial]):
+            if trial.status != "failed" or request.status == "ok":
+                yield request
+
+
+def _is_unfinished(index: RunIndex) -> bool:
+    """True for a run that ended before the oracle was asked of everything, or may have."""
+    return index.data.run.status in ("interrupted", "failed")
+
+
 def _is_comparable(one: RequestRow, other: RequestRow) -> bool:
     return (
         one.status == other.status == "ok"
@@ -279,6 +292,17 @@ def _gaps(index: RunIndex, place: Place) -> Iterator[str]:
             yield f"{where} has no speed"
         if cell.baseline is not None and trial.block not in baseline:
             yield f"{where} has no baseline {cell.baseline}"
+
+
+def _remarks(
+    index: RunIndex, planned: Sequence[TrialRow], unfilled: Sequence[TrialRow]
+) -> Iterator[str]:
+    """Yield what is to be known of trials that are complete."""
+    if unfilled:
+        yield f"{_named(index, unfilled)} no speed, since no decode step had all its rows"
+    again = [trial for trial in planned if trial.attempt and trial.status == "done"]
+    if again:
+        yield f"{_named(index, again)} failed before and been run again"
 
 
 def _speed(trial: TrialRow, block: BlockRow | None) -> float | None:

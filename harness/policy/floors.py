@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from harness.cells.name import side_of
 from harness.policy.judgement import NOISY, NOWHERE, Finding, Status
-from harness.policy.measures import METRICS, by_block
+from harness.policy.measures import METRICS, beside, by_block
 from harness.policy.policy_file import Floor
 from harness.stats import (
     MAX_CV,
@@ -74,13 +74,13 @@ def _finding(
 
 def _logs(index: RunIndex, floor: Floor, place: Place) -> Sequence[float]:
     """Return the logarithm of what is held to the floor, a value a block."""
-    speeds = by_block(index, place, METRICS["tok_s"])
     if floor.metric == "tok_s":
+        speeds = by_block(index, place, METRICS["tok_s"])
         return [math.log(value) for _, value in sorted(speeds.items())]
     baseline = index.cell(place).baseline
     if baseline is None:
         return []
-    return log_ratios(speeds, by_block(index, place.other(baseline), METRICS["tok_s"]))
+    return log_ratios(*beside(index, place, place.other(baseline), METRICS["tok_s"]))
 
 
 def _judged(logs: Sequence[float], floor: Floor) -> tuple[Status, str]:

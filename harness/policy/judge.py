@@ -18,7 +18,7 @@ from harness.policy.family import NOISE_ERROR, Effect, Gains, is_noisy
 from harness.policy.family import judge as judge_family
 from harness.policy.floors import floor_findings
 from harness.policy.judgement import NOISY, NOWHERE, Finding, Judgement, Status
-from harness.policy.measures import METRICS, by_block
+from harness.policy.measures import METRICS, beside, by_block
 from harness.policy.policy_file import MetricRule, Policy
 from harness.policy.twins import pairs, shared_trials, unpaired_cells
 from harness.report.numbers import counted
@@ -29,6 +29,7 @@ from harness.store.index import Place, RunIndex
 from harness.store.loaded import RunData
 
 ALL_CELLS = "all cells"
+APART = "no block has it beside the base, since trials failed and were run again; start a new run"
 
 
 def judge(data: RunData, policy: Policy, *, is_strict: bool = False) -> Judgement:
@@ -98,6 +99,8 @@ def _coverage(index: RunIndex, policy: Policy, base: str) -> Iterator[Finding]:
     for place, twin in twins:
         if not shared_trials(index, place, twin)[0]:
             yield from _uncompared(index, place, twin)
+        elif not index.paired(place, twin):
+            yield _gap("compared", APART, place)
 
 
 def _uncompared_groups(index: RunIndex, twins: Sequence[tuple[Place, Place]]) -> Iterator[Finding]:
@@ -193,8 +196,7 @@ def _noise(index: RunIndex, policy: Policy) -> Iterator[Finding]:
         if index.cell(place).kind == "aa" and (baseline := index.cell(place).baseline)
     ]
     for repeat, place in repeats:
-        one, other = (by_block(index, item, METRICS["tok_s"]) for item in (repeat, place))
-        logs = log_ratios(one, other)
+        logs = log_ratios(*beside(index, repeat, place, METRICS["tok_s"]))
         noisy = is_noisy(logs, error=NOISE_ERROR / len(repeats), tolerance=TOLERANCE)
         noisy = noisy or len(logs) < MIN_BLOCKS_VERDICT <= index.data.run.blocks
         ratio = math.exp(math.fsum(logs) / len(logs)) if logs else None
@@ -295,7 +297,7 @@ def _whole(effects: Sequence[Effect], places: Sequence[Place]) -> list[Place]:
 def _gains(index: RunIndex, place: Place, twin: Place, name: str, rule: MetricRule) -> Gains | None:
     """Return how much better the head is in each block that both sides finished."""
     metric = METRICS[name]
-    head, base = by_block(index, place, metric), by_block(index, twin, metric)
+    head, base = beside(index, place, twin, metric)
     blocks = sorted(head.keys() & base.keys())
     better, worse = (head, base) if metric.is_better_high else (base, head)
     gains = {

@@ -75,3 +75,15 @@ def by_block(index: RunIndex, place: Place, metric: Metric) -> Mapping[int, floa
         if value is not None and value > 0:
             found[trial.block] = value
     return found
+
+
+def beside(
+    index: RunIndex, one: Place, other: Place, metric: Metric
+) -> tuple[Mapping[int, float], Mapping[int, float]]:
+    """Return a metric of two cells by block, of blocks in which both ran in the same attempt."""
+    paired = index.paired(one, other)
+    ours, theirs = (
+        {block: value for block, value in by_block(index, place, metric).items() if block in paired}
+        for place in (one, other)
+    )
+    return ours, theirs

@@ -111,9 +111,19 @@ class CellReader:
         refusals = [*self.refusals, *self._cell_refusals(place), *self._cell_refusals(other)]
         # Like is compared with like: both by wall time where one of them tells nothing else.
         figure = E2E if E2E in (self._figure(place), self._figure(other)) else AGGREGATE
-        logs = log_ratios(self._rates(place, figure), self._rates(other, figure))
-        by_block = tuple(map(math.exp, logs))
-        return Against(baseline, compare(logs, refusals=refusals), figure, by_block)
+        paired = self.index.paired(place, other)
+        rates, base = (
+            {block: rate for block, rate in self._rates(at, figure).items() if block in paired}
+            for at in (place, other)
+        )
+        logs = log_ratios(rates, base)
+        return Against(
+            baseline,
+            compare(logs, refusals=refusals),
+            figure,
+            by_block=tuple(map(math.exp, logs)),
+            apart=self.index.apart(place, other),
+        )
 
     def _speed(self, place: Place) -> Speed:
         medians = {

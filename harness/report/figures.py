@@ -150,12 +150,14 @@ class Against:
     Args:
         figure: what is compared: aggregate, or e2e where one of both tells no decode steps.
         by_block: the ratio of each block that has both, by block.
+        apart: blocks that have both and give no ratio, since one of the two was run again later.
     """
 
     baseline: str
     ratio: Ratio
     figure: str = "aggregate"
     by_block: tuple[float, ...] = ()
+    apart: int = 0
 
 
 @dataclass(frozen=True, slots=True)

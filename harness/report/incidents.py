@@ -10,9 +10,15 @@ from harness.store.loaded import FailedReply
 
 
 def failures(index: RunIndex) -> Iterator[Failure]:
-    """Yield failed trials, failed requests, and replies under a grammar that do not conform."""
+    """Yield failed trials, failed requests, and replies under a grammar that do not conform.
+
+    Attempts that failed before the last one are among them.
+    """
     for place in index.places():
         for trial in index.trials(place):
+            for reason in trial.failed_before:
+                what = f"{reason} (run again since)"
+                yield Failure(place=place, block=trial.block, prompt_id="", what=what, quote="")
             if trial.status == "failed":
                 yield Failure(
                     place=place, block=trial.block, prompt_id="", what=trial.reason, quote=""

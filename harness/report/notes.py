@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from harness.report import numbers
 from harness.report.figures import Group
+from harness.report.numbers import counted
 from harness.report.refusals import typical_drift
 
 
@@ -42,6 +43,17 @@ def group_notes(group: Group) -> Iterator[Note]:
         yield Note(
             "Compared by tokens a second of wall time, prefill included, since decode steps are "
             f"not told: {', '.join(walled)}."
+        )
+    apart = [
+        f"{cell.place.cell} against {against.baseline} {counted(against.apart, 'block')}"
+        for cell in group.cells
+        for against in cell.ratios
+        if against.apart
+    ]
+    if apart:
+        yield Note(
+            "Without a ratio, since one of the two trials failed and was run again, apart from the "
+            f"other: {', '.join(apart)}."
         )
     yield from _client(group)
     refused = tuple(_refused(group))

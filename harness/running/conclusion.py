@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from engine.errors import SettingError
 from harness import exit_codes
@@ -23,9 +24,12 @@ from harness.report import (
 )
 from harness.running.interrupts import last_words
 from harness.running.run import Outcome
-from harness.store import EvalStore
+from harness.store import EvalStore, GateRow
 
 RUN_COMMAND = "fm run"
+
+EndStatus = Literal["finished", "failed"]
+"""Statuses of a run that was not interrupted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +77,16 @@ def conclude(store: EvalStore, run_id: str, outcome: Outcome, places: Places) ->
     """Evaluate the gates, write the reports and the end of the run."""
     if outcome.ending == "interrupted":
         return interrupted(store, run_id, places)
-    again = resume_hint(run_id, places)
-    problems = [] if outcome.save is None else [outcome.save.reason, again]
-    unsaved = _stored_verdict(store, run_id, is_unsaved=bool(problems))
-    problems = problems or unsaved
-    report = build_report(store.load_report(run_id))
+    status: EndStatus = "finished" if outcome.save is None else "failed"
+    found = _gates(store, run_id, status)
+    unsaved = _stored_verdict(store, run_id, found, status)
+    problems = unsaved if outcome.save is None else [outcome.save.reason]
+    report = build_report(replace(store.load_report(run_id), gates=found))
     code = gates.exit_code(report.gates, is_unsaved=bool(problems))
     report = replace(report, exit_code=code)
+    has_failures = code == exit_codes.INCOMPLETE and "failed" in store.trial_counts(run_id)
+    if problems or has_failures:
+        problems.append(resume_hint(run_id, places))
     written = _written_reports(report, places)
     if any(isinstance(item, ReportError) for item in written):
         report = replace(report, exit_code=exit_codes.worst([code, exit_codes.INCOMPLETE]))
@@ -107,16 +114,24 @@ def resume_hint(run_id: str, places: Places) -> str:
     return f"go on with: {places.command} --resume {run_id} --db {database}"
 
 
-def _stored_verdict(store: EvalStore, run_id: str, *, is_unsaved: bool) -> list[str]:
+def _gates(store: EvalStore, run_id: str, status: EndStatus) -> tuple[GateRow, ...]:
+    """Return the gates of a run that ends so: they ask whether it came to its end."""
+    data = store.load_run(run_id)
+    return gates.evaluate(replace(data, run=replace(data.run, status=status)))
+
+
+def _stored_verdict(
+    store: EvalStore, run_id: str, found: tuple[GateRow, ...], status: EndStatus
+) -> list[str]:
     """Store gates, ratios and the end of the run; return what the database did not take."""
-    saves = [store.record_gates(run_id, gates.evaluate(store.load_run(run_id)))]
-    report = build_report(store.load_report(run_id))
+    saves = [store.record_gates(run_id, found)]
+    report = build_report(replace(store.load_report(run_id), gates=found))
     saves.append(store.record_comparisons(run_id, comparison_rows(report)))
     saves.append(
         store.finish_run(
             run_id,
-            status="failed" if is_unsaved else "finished",
-            exit_code=gates.exit_code(report.gates, is_unsaved=is_unsaved),
+            status=status,
+            exit_code=gates.exit_code(found, is_unsaved=status == "failed"),
             unquotable_reasons=report.unquotable_reasons,
         )
     )

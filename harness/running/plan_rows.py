@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 
 from engine.errors import SettingError
 from harness.cells.cell import Cell
+from harness.judging import gates
 from harness.planning.choices import Choices
 from harness.planning.matrix import Matrix, Pair, PlannedTrial, identity_reference, ratio_baseline
 from harness.running.partings import Finished
@@ -73,7 +74,10 @@ def plan_trials(matrix: Matrix, run_id: str, models: Mapping[str, ModelRow]) -> 
 
 
 def pending_trials(matrix: Matrix, data: RunData, models: Mapping[str, ModelRow]) -> list[Planned]:
-    """Return the trials of a stored run that are still to do.
+    """Return the trials of a stored run that are still to do, in the order of the plan.
+
+    Those that failed are among them, as another attempt, unless a correctness gate has failed: what
+    speaks against a run is not run again until it speaks no more.
 
     Raises:
         SettingError: the matrix is not the one that the run was planned with.
@@ -85,9 +89,35 @@ def pending_trials(matrix: Matrix, data: RunData, models: Mapping[str, ModelRow]
             f"run {data.run.run_id} was planned with other cells, workloads or models than there "
             "are now; start a new run"
         )
+    wanted = {"pending"} if keeps_failures(data) else {"pending", "failed"}
     return [
-        Planned(trial, row) for trial, row in found if row is not None and row.status == "pending"
+        Planned(trial, _next_attempt(row))
+        for trial, row in found
+        if row is not None and row.status in wanted
     ]
+
+
+def keeps_failures(data: RunData) -> bool:
+    """True for a run with failed trials in which a correctness gate has failed as well."""
+    has_failures = any(row.status == "failed" for row in data.trials)
+    return has_failures and any(gate.status == "fail" for gate in gates.evaluate(data))
+
+
+def _next_attempt(row: TrialRow) -> TrialRow:
+    """Return a trial as it is planned: of one that failed, only why it did is kept."""
+    if row.status != "failed":
+        return row
+    return TrialRow(
+        trial_id=row.trial_id,
+        run_id=row.run_id,
+        block=row.block,
+        order_in_block=row.order_in_block,
+        model=row.model,
+        workload=row.workload,
+        cell=row.cell,
+        lane_declared=row.lane_declared,
+        failed_before=(*row.failed_before, row.reason),
+    )
 
 
 def skipping_as_planned(matrix: Matrix, data: RunData) -> Matrix:

@@ -91,7 +91,7 @@ class RunLoop:
     sampled: Callable[[], Sequence[ConditionRow]] = tuple
 
     def run(self, planned: Sequence[Planned], earlier: Sequence[Finished]) -> Outcome:
-        """Run the pending trials of a run.
+        """Run the trials of a run that are to do.
 
         Args:
             planned: the trials still to do, in order, those of a model and workload together.
@@ -162,13 +162,15 @@ class RunLoop:
             record = _failed(row, str(error))
         except Exception as error:  # noqa: BLE001  # the run loop records and goes on
             record = _failed(row, bug_line(error))
-        return replace(record, trial=replace(record.trial, finished_at=utc_now()))
+        # A side of `fm gate` may be of an fm that knows of one attempt only.
+        trial = replace(record.trial, finished_at=utc_now(), failed_before=row.failed_before)
+        return replace(record, trial=trial)
 
     def _judge(self, model: str, finished: Sequence[Finished]) -> None:
         """Store where replies part from their reference or their law, as the oracle sees it.
 
-        A parting that could not be judged stays unexplained, which the identity gate fails; draws
-        that could not be judged leave the law gate incomplete.
+        A parting that could not be judged stays unexplained, which the identity gate of a run that
+        came to its end fails; draws that could not be judged leave the law gate incomplete.
         """
         partings, sampled = find_partings(finished), find_sampled(finished)
         if (partings or sampled) and self._open(model):

@@ -34,6 +34,7 @@ from harness.running.partings import Finished
 from harness.running.plan_rows import (
     choices_of,
     finished_trials,
+    keeps_failures,
     pending_trials,
     plan_trials,
     run_plan,
@@ -57,6 +58,7 @@ from harness.workloads.workload import load_workload
 
 NO_VERDICT = "timing gets no verdict; --force gives one and marks the run"
 FORCED = "verdicts are forced, the run is marked"
+KEPT = "trials that failed are not run again, since a correctness gate has failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ class Session:
                 )
 
     def resume(self, reference: str) -> Concluded:
-        """Go on with a run that was interrupted, killed or spooled.
+        """Go on with a run that was interrupted, killed or spooled, or has failed trials.
 
         Raises:
             FmError: there is no such run, it was planned with other files, or as for `start`.
@@ -125,6 +127,8 @@ class Session:
                 store.resume_run(run.run_id)
                 data = store.load_run(run.run_id)
                 planned = pending_trials(matrix, data, models)
+                if keeps_failures(data):
+                    self.progress.note(KEPT)
                 earlier = finished_trials(matrix, data, models)
                 return self._through(
                     store, run.run_id, lambda: self._looped(store, run, planned, earlier, watched)
@@ -319,7 +323,7 @@ def new_run(matrix: Matrix, before: ConditionRow, *, is_forced: bool = False) ->
 def check_unfinished(run: RunRow) -> None:
     """Raise SettingError for a run with nothing left to do: going on would only spoil its record.
 
-    One that finished incomplete may still have replies that wait to be judged.
+    One that finished incomplete may have trials that failed, or replies that wait to be judged.
     """
     if run.status == "finished" and run.exit_code != exit_codes.INCOMPLETE:
         raise SettingError(

@@ -26,6 +26,7 @@ MIGRATIONS = (
     "m008_counters",
     "m007_report_indexes",
     "m006_conditions",
+    "m009_attempts",
 )
 """The names in harness.store.migrations, in order; a test holds the two together."""
 

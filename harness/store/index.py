@@ -105,6 +105,24 @@ class RunIndex:
             for trial in trials
         )
 
+    def paired(self, one: Place, other: Place) -> frozenset[int]:
+        """Return the blocks in which two cells ran in the same attempt.
+
+        A trial that was run again ran apart from one that was not, and the two give no ratio.
+        """
+        ours, theirs = (
+            {(trial.block, trial.attempt) for trial in self.trials(place, "done")}
+            for place in (one, other)
+        )
+        return frozenset(block for block, _ in ours & theirs)
+
+    def apart(self, one: Place, other: Place) -> int:
+        """Return in how many blocks two cells ran in different attempts."""
+        ours, theirs = (
+            {trial.block for trial in self.trials(place, "done")} for place in (one, other)
+        )
+        return len((ours & theirs) - self.paired(one, other))
+
     def is_skipped(self, place: Place) -> bool:
         """True when every trial of the place was skipped with a reason."""
         trials = self.trials(place)

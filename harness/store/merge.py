@@ -1,8 +1,8 @@
 """Rows of another database, taken into this one: ids are ULIDs, so nothing is ever renumbered.
 
 The other database is attached as `other`, at the same schema. A run that is new comes in whole. A
-run that both have was copied earlier, perhaps while it ran: what one of them still had to do is
-taken from the other, and what both observed has to be the same.
+run that both have was copied earlier, perhaps while it ran: what one of them still had to do, or
+has run again since it failed, is taken from that one, and what both observed has to be the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REFERRED: Mapping[str, tuple[str, str, str]] = {
 """Tables that are addressed by content: their key, and the table and column that refer to it."""
 
 OBSERVED = ("requests", "accept_pos")
-"""What a trial observed, beside its own row; never changed afterwards."""
+"""What a trial observed, beside its own row; only another attempt at it changes that."""
 
 JUDGED = ("divergences", "laws")
 """What was made of a trial's replies; a later judgement takes the place of an earlier one."""
@@ -52,9 +52,18 @@ RUN_PLAN = frozenset(
 TRIAL_PLAN = frozenset({"run_id", "block", "order_in_block", "model", "workload", "cell"})
 """Columns that say what was going to happen; two copies of a run agree in them."""
 
-_FINISHED_IN_BOTH = """
-    SELECT a.trial_id FROM main.trials AS a JOIN other.trials AS b ON b.trial_id = a.trial_id
+_IN_BOTH = "main.trials AS a JOIN other.trials AS b ON b.trial_id = a.trial_id"
+_ATTEMPT_A, _ATTEMPT_B = (f"json_array_length({name}.failed_before)" for name in "ab")
+_FINISHED_IN_BOTH = f"""
+    SELECT a.trial_id FROM {_IN_BOTH}
     WHERE a.run_id = ? AND a.status <> 'pending' AND b.status <> 'pending'
+    AND {_ATTEMPT_A} = {_ATTEMPT_B}
+"""
+_FURTHER_THERE = f"""
+    SELECT a.trial_id FROM {_IN_BOTH}
+    WHERE a.run_id = ? AND b.status <> 'pending' AND (
+        {_ATTEMPT_A} < {_ATTEMPT_B} OR {_ATTEMPT_A} = {_ATTEMPT_B} AND a.status = 'pending'
+    )
 """
 _TRIALS = "SELECT trial_id FROM other.trials WHERE run_id = ?"
 
@@ -137,19 +146,11 @@ def _require_same_observations(raw: sqlite3.Connection, run_id: str) -> None:
 
 
 def _take_finished_trials(raw: sqlite3.Connection, run_id: str) -> None:
-    """Take what a trial that is still pending here observed there."""
-    gained = [
-        row[0]
-        for row in raw.execute(
-            "SELECT a.trial_id FROM main.trials AS a JOIN other.trials AS b "
-            "ON b.trial_id = a.trial_id "
-            "WHERE a.run_id = ? AND a.status = 'pending' AND b.status <> 'pending'",
-            (run_id,),
-        )
-    ]
-    for trial_id in gained:
+    """Take what a trial that is pending or failed here observed there, if it came further."""
+    for (trial_id,) in raw.execute(_FURTHER_THERE, (run_id,)).fetchall():
         _update(raw, "trials", "trial_id", trial_id, TRIAL_PLAN)
         for table in OBSERVED:
+            raw.execute(f"DELETE FROM main.{table} WHERE trial_id = ?", (trial_id,))
             _insert(raw, table, "trial_id = ?", trial_id)
 
 
@@ -163,15 +164,16 @@ def _take_ending(raw: sqlite3.Connection, run_id: str) -> None:
 
 
 def _progress(raw: sqlite3.Connection, database: str, run_id: str) -> tuple[int, str]:
-    """Return how far a copy of a run has come: trials that are over, and when it ended."""
-    (trials,) = raw.execute(
-        f"SELECT COUNT(*) FROM {database}.trials WHERE run_id = ? AND status <> 'pending'",
+    """Return how far a copy of a run has come: attempts that are over, and when it ended."""
+    (attempts,) = raw.execute(
+        "SELECT TOTAL((status <> 'pending') + json_array_length(failed_before)) "
+        f"FROM {database}.trials WHERE run_id = ?",
         (run_id,),
     ).fetchone()
     (ended,) = raw.execute(
         f"SELECT COALESCE(finished_at, '') FROM {database}.runs WHERE run_id = ?", (run_id,)
     ).fetchone()
-    return int(trials), str(ended)
+    return int(attempts), str(ended)
 
 
 def _differing(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlite_utils import Database, Migrations
 
-from harness.store.views import FIRST_VIEWS, REPORT_INDEXES
+from harness.store.views import ATTEMPTS, FIRST_VIEWS, REPORT_INDEXES
 
 migrations = Migrations("fm")
 
@@ -322,3 +322,9 @@ ALTER TABLE conditions ADD COLUMN standing TEXT NOT NULL DEFAULT '{}';
 def m006_conditions(db: Database) -> None:
     """Add what the machine did between two samples."""
     _run_each(db, _CONDITIONS)
+
+
+@migrations()
+def m009_attempts(db: Database) -> None:
+    """Add why earlier attempts at a trial failed."""
+    _run_each(db, ATTEMPTS)

@@ -179,6 +179,8 @@ class TrialRow:
         workload: WorkloadRow.content_hash.
         cell: CellRow.content_hash.
         reason: why it was skipped or failed, one line.
+        failed_before: why each earlier attempt at it failed, oldest first; all else in the row is
+            of the last attempt alone.
         wall_s: first submission to last finish of the measured requests.
         tokens: emitted tokens of the measured requests.
         aggregate_tokens, aggregate_s: tokens committed by decode steps at full occupancy, and the
@@ -208,6 +210,7 @@ class TrialRow:
     cell: str
     status: TrialStatus = "pending"
     reason: str = ""
+    failed_before: tuple[str, ...] = ()
     started_at: str | None = None
     finished_at: str | None = None
     wall_s: float | None = None
@@ -241,6 +244,11 @@ class TrialRow:
     lane_declared: str = ""
     lane_taken: str = ""
     lane_reason: str = ""
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt the row is of, from 0."""
+        return len(self.failed_before)
 
     @property
     def is_told_steps(self) -> bool:

@@ -1,20 +1,23 @@
 """Spool files: JSONL that holds what the database could not take, until it can.
 
 One file per run and process. A line is written whole or not at all, and is on the disk before the
-call returns.
+call returns. Who writes to a file, reads it or takes it away holds a lock on it meanwhile, so a
+line that comes while others are taken in is read too, or goes to a new file.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from harness.store.codec import to_json
 from harness.store.connection import StoreError
@@ -91,15 +94,38 @@ class Spool:
             raise PermissionError(errno.EPERM, "it belongs to another user", str(folder))
 
 
-def read_spool(path: Path) -> Iterator[SpoolLine]:
-    """Yield the lines of a spool file; one that is cut or garbled has kind None."""
+def take_in(path: Path, take: Callable[[SpoolLine], None]) -> Path | None:
+    """Give every line of a spool file to `take`, one that is cut or garbled with kind None.
+
+    Then the file is removed, in the breath in which it is seen that no further line came; it stays
+    where `take` raises.
+
+    Returns:
+        Where a file with such lines is kept, None for one that was removed.
+
+    Raises:
+        StoreError: it cannot be read, removed or renamed.
+    """
+    is_whole = True
+    with _unreadable(path), path.open("rb", buffering=0) as file:
+        while True:
+            with _locked(file):
+                data = file.read()
+                if not data:
+                    # Another process may have taken the file in, and the run begun a new one.
+                    return _put_away(path, is_whole) if _is_at(path, file) else None
+            for line in filter(str.strip, data.decode("utf-8", "replace").split("\n")):
+                found = _parse(line)
+                is_whole = is_whole and found.kind is not None
+                take(found)
+
+
+@contextmanager
+def _unreadable(path: Path) -> Iterator[None]:
     try:
-        text = path.read_bytes().decode("utf-8", "replace")
+        yield
     except OSError as error:
         raise StoreError(f"{path} cannot be read ({error.strerror}); name a spool file") from error
-    for line in text.split("\n"):
-        if line.strip():
-            yield _parse(line)
 
 
 def _parse(line: str) -> SpoolLine:
@@ -116,10 +142,21 @@ def _parse(line: str) -> SpoolLine:
 
 def _is_trial(content: Mapping[str, Any]) -> bool:
     rows = {name: content.get(name) for name in TRIAL_ROWS}
-    return _is_row(content.get("trial"), TRIAL) and all(
-        isinstance(found, list) and all(_is_row(row, TRIAL_ROWS[name]) for row in found)
-        for name, found in rows.items()
+    return (
+        _is_row(content.get("trial"), TRIAL)
+        and _is_json_list(content["trial"].get("failed_before", "[]"))
+        and all(
+            isinstance(found, list) and all(_is_row(row, TRIAL_ROWS[name]) for row in found)
+            for name, found in rows.items()
+        )
     )
+
+
+def _is_json_list(text: Any) -> bool:
+    try:
+        return isinstance(json.loads(text), list)
+    except (TypeError, ValueError, RecursionError):
+        return False
 
 
 def _is_row(value: Any, keys: Keys) -> bool:
@@ -137,26 +174,21 @@ def _is_column(value: Any) -> bool:
     return isinstance(value, float | str)
 
 
-def remove(path: Path) -> None:
-    """Remove a spool file that was taken in; another process may have done so.
-
-    Raises:
-        StoreError: its folder does not allow it.
-    """
+def _put_away(path: Path, is_whole: bool) -> Path | None:
+    """Remove a spool file that was taken in; return where one with damaged lines is kept."""
+    if not is_whole:
+        return _put_aside(path)
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
         raise StoreError(
             f"{path} was taken in and cannot be removed ({error.strerror}); remove it by hand"
         ) from error
+    return None
 
 
-def put_aside(path: Path) -> Path:
-    """Keep a damaged spool file out of the way, beside earlier ones; return where.
-
-    Raises:
-        StoreError: its folder does not allow it.
-    """
+def _put_aside(path: Path) -> Path:
+    """Rename a damaged spool file out of the way, beside earlier ones; return where."""
     kept = path.with_name(f"{path.name}.damaged")
     number = 1
     while kept.exists():
@@ -178,17 +210,45 @@ def _append(path: Path, data: bytes) -> None:
 
     A line that a killed process of the same number left unfinished stays a line of its own.
     """
-    with path.open("a+b", buffering=0) as file:
-        start = file.seek(0, os.SEEK_END)
-        if start and os.pread(file.fileno(), 1, start - 1) != b"\n":
-            data = b"\n" + data
-        try:
-            if file.write(data) != len(data):
-                raise OSError(errno.ENOSPC, "only a part was written", str(path))
-            os.fsync(file.fileno())
-        except OSError:
-            file.truncate(start)
-            raise
+    while True:
+        with path.open("a+b", buffering=0) as file, _locked(file):
+            # Who took the file in while this waited has removed it, and will not read on.
+            if _is_at(path, file):
+                return _write_line(path, file, data)
+
+
+def _write_line(path: Path, file: IO[bytes], data: bytes) -> None:
+    start = file.seek(0, os.SEEK_END)
+    if start and os.pread(file.fileno(), 1, start - 1) != b"\n":
+        data = b"\n" + data
+    try:
+        if file.write(data) != len(data):
+            raise OSError(errno.ENOSPC, "only a part was written", str(path))
+        os.fsync(file.fileno())
+    except OSError:
+        file.truncate(start)
+        raise
+
+
+@contextmanager
+def _locked(file: IO[bytes]) -> Iterator[None]:
+    """Hold the lock of an open file while the block runs."""
+    # A file system without locks has none of these either.
+    with suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _is_at(path: Path, file: IO[bytes]) -> bool:
+    """True while an open file is the one of this name."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def _is_private(folder: Path) -> bool:

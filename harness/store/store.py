@@ -32,7 +32,7 @@ from harness.store.rows import (
     TrialRow,
     utc_now,
 )
-from harness.store.spool import Spool, put_aside, read_spool, remove
+from harness.store.spool import Spool, SpoolLine, take_in
 
 T = TypeVar("T")
 
@@ -189,6 +189,7 @@ class EvalStore:
         """Store a trial (status done, failed or skipped) with all its requests, in one transaction.
 
         A trial that is no longer pending is left as it is: the same record twice is stored once.
+        Only a later attempt (TrialRow.attempt) takes the place of one that failed.
         After an outcome with `saved` False the run should end with exit code 6; it is resumable.
 
         Args:
@@ -261,20 +262,19 @@ class EvalStore:
     def import_spool(self, path: Path) -> ImportOutcome:
         """Take in a spool file; lines the database has already are skipped, then it is removed.
 
-        A file with unreadable lines is kept, under the added ending `.damaged`.
+        The run it is of may go on writing to it meanwhile. A file with unreadable lines is kept,
+        under the added ending `.damaged`.
 
         Raises:
             StoreError: it cannot be read or removed, or belongs to another database.
         """
         counts = {True: 0, False: 0, None: 0}
-        for line in read_spool(path):
+
+        def take(line: SpoolLine) -> None:
             taken = self._take_in(line.kind, line.content) if line.kind else None
             counts[taken] += 1
-        kept = None
-        if counts[None]:
-            kept = put_aside(path)
-        else:
-            remove(path)
+
+        kept = take_in(path, take)
         return ImportOutcome(
             imported=counts[True], known=counts[False], damaged=counts[None], kept=kept
         )

@@ -302,3 +302,43 @@ views that sort numbers by numbers instead of by names. CUME_DIST is the share o
 or below a value, so the first value whose share reaches p % is the nearest rank. The mean accuracy
 is rounded, since the last bits of a sum depend on the order of its terms.
 """
+
+ATTEMPTS = """
+ALTER TABLE trials ADD COLUMN failed_before TEXT NOT NULL DEFAULT '[]';
+
+DROP VIEW v_composition;
+DROP VIEW v_replies;
+
+CREATE VIEW v_composition AS
+SELECT t.run_id, t.model, t.workload, t.cell, t.block, t.trial_id,
+    t.aggregate_tok_s, t.e2e_tok_s, t.baseline,
+    b.aggregate_tok_s AS baseline_tok_s,
+    CASE WHEN json_array_length(tried.failed_before) = json_array_length(tried_b.failed_before)
+        THEN t.aggregate_tok_s / b.aggregate_tok_s END AS ratio,
+    (SELECT COUNT(*) FROM requests AS r WHERE r.trial_id = t.trial_id
+        AND r.phase = 'measured' AND r.count_source = 'estimated') AS estimated,
+    (SELECT COUNT(*) FROM requests AS r WHERE r.trial_id = t.trial_id
+        AND r.phase = 'measured' AND r.status <> 'ok') AS failed,
+    (SELECT COALESCE(SUM(r.cached_tokens), 0) FROM requests AS r WHERE r.trial_id = t.trial_id
+        AND r.phase = 'measured') AS cached_tokens
+FROM v_trial AS t
+JOIN trials AS tried ON tried.trial_id = t.trial_id
+LEFT JOIN v_trial AS b
+    ON b.run_id = t.run_id AND b.model = t.model AND b.workload = t.workload
+    AND b.block = t.block AND b.cell = t.baseline AND b.status = 'done'
+LEFT JOIN trials AS tried_b ON tried_b.trial_id = b.trial_id
+WHERE t.status = 'done';
+
+CREATE VIEW v_replies AS
+SELECT t.run_id, t.model, t.workload, t.cell,
+    r.status, r.lane_taken, r.lane_reason, r.conformance,
+    COUNT(*) AS n
+FROM requests AS r
+JOIN v_trial AS t ON t.trial_id = r.trial_id
+WHERE r.phase = 'measured' AND (t.status <> 'failed' OR r.status = 'ok')
+GROUP BY t.run_id, t.model, t.workload, t.cell,
+    r.status, r.lane_taken, r.lane_reason, r.conformance;
+"""
+"""A trial that failed may be run again. Two trials of a block that ran in different attempts ran
+apart and give no ratio; requests that a failed trial lost are no replies.
+"""

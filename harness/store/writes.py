@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -27,6 +28,14 @@ _TRIAL_PLAN = frozenset(
     {"trial_id", "run_id", "block", "order_in_block", "model", "workload", "cell"}
 )
 """Columns that the plan decides; a finished trial does not change them."""
+
+_IS_BEHIND = """
+    trial_id = :trial_id AND (
+        status = 'pending' AND json_array_length(failed_before) <= :attempt
+        OR status = 'failed' AND json_array_length(failed_before) < :attempt
+    )
+"""
+"""A trial that has not come as far as a record of this attempt."""
 
 
 def insert_plan(raw: sqlite3.Connection, plan: RunPlan) -> None:
@@ -59,6 +68,8 @@ def finish_run(raw: sqlite3.Connection, run_id: str, columns: Mapping[str, Colum
 def write_trial(raw: sqlite3.Connection, content: Mapping[str, Any]) -> bool:
     """Turn a pending trial into a finished one; False when it was finished before.
 
+    A later attempt takes the place of one that failed, with all its requests.
+
     Args:
         content: `trial`, `requests` and `accepts` as column values.
 
@@ -67,10 +78,15 @@ def write_trial(raw: sqlite3.Connection, content: Mapping[str, Any]) -> bool:
     """
     trial = _columns(TrialRow, content["trial"])
     results = {name: value for name, value in trial.items() if name not in _TRIAL_PLAN}
-    where = "trial_id = :trial_id AND status = 'pending'"
-    if not _update(raw, "trials", results, where, {"trial_id": trial["trial_id"]}):
+    keys = {
+        "trial_id": trial["trial_id"],
+        "attempt": len(json.loads(trial.get("failed_before", "[]"))),
+    }
+    if not _update(raw, "trials", results, _IS_BEHIND, keys):
         _require_trial(raw, trial)
         return False
+    for table in ("requests", "accept_pos"):
+        raw.execute(f"DELETE FROM {table} WHERE trial_id = :trial_id", keys)
     for request in content["requests"]:
         _insert(raw, "requests", _columns(RequestRow, request))
     for accept in content["accepts"]:

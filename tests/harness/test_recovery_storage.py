@@ -9,6 +9,7 @@ import sqlite3
 import sys
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +17,14 @@ import pytest
 
 from harness import exit_codes
 from harness.machine import whereabouts
+from harness.policy.judge import judge
+from harness.policy.policy_file import load_policy
 from harness.recovery import differences
+from harness.report import build_report
 from harness.running.claim import claimed
 from harness.running.session import Session, matrix_of
-from harness.store import EvalStore, RunData
-from harness.trials.target import TrialJob
+from harness.store import DivergenceRow, EvalStore, RunData
+from harness.trials.target import Parting, TrialJob
 from tests.harness.nursery import CHOICES, Life, Nursery, Varied, session
 
 MATRIX = matrix_of(CHOICES)
@@ -42,7 +46,11 @@ class Lock:
         self.target.before = self.take
 
     def take(self, job: TrialJob) -> None:
-        if len(self.target.ran) == self.at_trial and self.raw is None:
+        if len(self.target.ran) == self.at_trial:
+            self.take_now()
+
+    def take_now(self) -> None:
+        if self.raw is None:
             self.raw = sqlite3.connect(
                 self.folder / "fm.db", isolation_level=None, check_same_thread=False
             )
@@ -112,6 +120,41 @@ def test_a_lock_that_stays_ends_the_run_and_the_sample_comes_back(tmp_path: Path
         row.trial_id for row in stored(tmp_path).trials
     )
     assert not spool.exists()
+    assert_complete(stored(tmp_path))
+
+
+@pytest.mark.parametrize("ends_by", ["a lock", "Ctrl-C"])
+def test_a_run_that_ends_while_replies_are_judged_is_incomplete_and_not_wrong(
+    tmp_path: Path, ends_by: str
+) -> None:
+    """A reply that differs and was not judged yet says nothing against the run."""
+    lock = Lock(tmp_path, "BEGIN EXCLUSIVE", NUM_TRIALS)
+
+    class EndsJudging(Varied):
+        def judge(self, parting: Parting) -> Sequence[DivergenceRow]:
+            if ends_by == "a lock":
+                lock.take_now()
+            else:
+                raise KeyboardInterrupt
+            return super().judge(parting)
+
+    done = session(tmp_path, EndsJudging(), lock_wait_s=0.1).start(MATRIX)
+    expected = exit_codes.INCOMPLETE if ends_by == "a lock" else exit_codes.INTERRUPTED
+    assert done.exit_code == expected, done.notes
+    assert any(f"--resume {done.run_id} " in note for note in done.notes)
+    if lock.raw is not None:
+        lock.release()
+    data = stored(tmp_path)
+    assert Counter(row.status for row in data.trials) == {"done": NUM_TRIALS}
+    assert not data.divergences
+    if ends_by == "Ctrl-C":
+        assert {gate.status for gate in build_report(data).gates} == {"pass", "incomplete"}
+        assert judge(data, load_policy()).exit_code == exit_codes.INCOMPLETE
+    else:
+        assert done.report is not None
+        assert {gate.status for gate in done.report.gates} == {"pass", "incomplete"}
+    resumed = session(tmp_path, Varied()).resume("latest")
+    assert resumed.exit_code == exit_codes.PASS, resumed.notes
     assert_complete(stored(tmp_path))
 
 

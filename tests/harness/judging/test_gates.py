@@ -82,8 +82,8 @@ def test_free_text_has_no_conformance_gate(tmp_path: Path) -> None:
 
 
 def pair(ours: tuple[int, ...], theirs: tuple[int, ...], blocks: int = 1) -> Sample:
-    """Return serial and serial+spec with one reply each a block, to the same prompt."""
-    sample = Sample()
+    """Return a run that came to its end, serial and serial+spec with one reply each a block."""
+    sample = Sample(run={"status": "finished"})
     for block in range(blocks):
         sample.add("serial", block=block, replies=[reply("p1", theirs)])
         sample.add("serial+spec", block=block, replies=[reply("p1", ours)])
@@ -132,7 +132,7 @@ def test_one_near_tie_that_every_block_repeats_counts_once(tmp_path: Path) -> No
 
 def by_law(*laws: LawRow | None, temperature: float = 0.8) -> Sample:
     """Return serial and a rejection cell whose replies differ, each with what its draws say."""
-    sample, sampling = Sample(), {"temperature": temperature}
+    sample, sampling = Sample(run={"status": "finished"}), {"temperature": temperature}
     prompts = [f"p{place}" for place in range(len(laws))]
     sample.add("serial", replies=[reply(name, (1, 2), sampling=sampling) for name in prompts])
     ours = sample.add(
@@ -180,7 +180,7 @@ def test_greedy_replies_under_rejection_are_judged_by_ids_and_by_no_law(tmp_path
 
 
 def test_sampled_replies_under_match_are_judged_by_ids(tmp_path: Path) -> None:
-    sample, sampling = Sample(), {"temperature": 0.8}
+    sample, sampling = Sample(run={"status": "finished"}), {"temperature": 0.8}
     sample.add("serial", replies=[reply("p1", (1, 2), sampling=sampling)])
     sample.add("serial+spec", replies=[reply("p1", (1, 3), sampling=sampling)])
     assert status(sample, tmp_path, "identity", "serial+spec") == "fail"

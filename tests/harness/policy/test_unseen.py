@@ -71,6 +71,30 @@ def test_a_metric_that_the_base_does_not_tell_decides_nothing(tmp_path: Path) ->
     assert judgement.exit_code == exit_codes.PASS
 
 
+def again(*blocks: int):  # type: ignore[no-untyped-def]  # a maker of trial values
+    """Trials that failed, and ran at half the speed when the run was gone on with."""
+    return lambda block: {"failed_before": ("lost",), "tok_s": 10.0} if block in blocks else {}
+
+
+def test_a_trial_that_was_run_again_is_not_compared_with_one_that_was_not(tmp_path: Path) -> None:
+    judgement = judged(both(compared(), head=again(3)), tmp_path)
+    assert found(judgement, "metric", "tok_s", "serial").n == 6
+    assert judgement.exit_code == exit_codes.PASS
+
+
+def test_a_cell_whose_trials_all_ran_apart_from_the_base_is_incomplete(tmp_path: Path) -> None:
+    judgement = judged(both(compared(), head=again(*range(7))), tmp_path)
+    finding = found(judgement, "coverage", "compared")
+    assert (finding.place.cell, finding.status) == ("serial", "incomplete")
+    assert "start a new run" in finding.detail
+    assert judgement.exit_code == exit_codes.INCOMPLETE
+
+
+def test_blocks_that_both_sides_ran_again_are_compared(tmp_path: Path) -> None:
+    judgement = judged(both(compared(), head=again(3), base=again(3)), tmp_path)
+    assert found(judgement, "metric", "tok_s", "serial").n == 7
+
+
 @pytest.mark.parametrize(
     ("side", "code"), [("head", exit_codes.INCOMPLETE), ("base", exit_codes.PASS)]
 )

@@ -208,6 +208,7 @@ def test_a_spoiled_cell_gets_no_verdict(
     steady = [20.0, 20.1, 19.9, 20.0, 20.1, 19.9]
     sample = blocks(serial=steady, spec=[value * 1.3 for value in steady])
     spoil(sample)
+    sample.run = {**sample.run, "status": "finished"}
     ratio = main(report_of(sample, tmp_path), "serial+spec").ratio
     assert ratio.verdict is None
     assert any(reason in text for text in ratio.refusals)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ def steady_run(
 def finish(store: EvalStore, sample: Sample) -> None:
     """Store a run and conclude it as `fm run` does."""
     sample.store_in(store)
-    report = build_report(store.load_run(sample.run_id))
+    data = store.load_run(sample.run_id)
+    report = build_report(replace(data, run=replace(data.run, status="finished")))
     store.record_gates(sample.run_id, report.gates)
     store.finish_run(
         sample.run_id,

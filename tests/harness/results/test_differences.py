@@ -171,7 +171,9 @@ def test_no_quotient_of_two_runs_appears_anywhere(tmp_path: Path) -> None:
 
 
 def test_settings_environment_and_gates_that_differ_are_told(tmp_path: Path) -> None:
-    other = steady_run(TWO, git_sha="def456", environment={**MACHINE, "versions": {"mlx": "2"}})
+    ended = {"status": "finished"}
+    machine = {**MACHINE, "versions": {"mlx": "2"}}
+    other = steady_run(TWO, git_sha="def456", environment=machine, **ended)
     other.records = [
         replace(
             record,
@@ -181,7 +183,7 @@ def test_settings_environment_and_gates_that_differ_are_told(tmp_path: Path) -> 
         else record
         for record in other.records
     ]
-    found = compared(tmp_path, steady_run(ONE), other)
+    found = compared(tmp_path, steady_run(ONE, **ended), other)
     assert [(item.what, item.one, item.other) for item in found.settings] == [
         ("git_sha", "abc123", "def456")
     ]

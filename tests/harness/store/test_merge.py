@@ -140,6 +140,31 @@ def test_two_copies_that_each_did_another_part_make_the_whole(tmp_path: Path) ->
     assert len(data.requests) == len(sample.records)
 
 
+@pytest.mark.parametrize("is_copy_first", [True, False])
+def test_a_trial_that_was_run_again_takes_the_place_of_its_failure_in_a_copy(
+    tmp_path: Path, is_copy_first: bool
+) -> None:
+    """The copy was taken when the trial had failed, with a request that got lost."""
+    sample = full(ONE)
+    last = sample.records[3]
+    failed = replace(
+        last,
+        trial=replace(last.trial, status="failed", reason="lost", tokens=None),
+        requests=tuple(replace(row, status="error", error="lost") for row in last.requests),
+    )
+    records = [*sample.records[:3], failed, *sample.records[4:]]
+    copy = stored(tmp_path / "copy.db", replace(sample, records=records))
+    second = replace(last, trial=replace(last.trial, failed_before=("lost",)))
+    whole = stored(tmp_path / "whole.db", replace(sample, records=[*records, second]))
+    expected = content(whole)
+    assert load(whole, ONE).requests == load(stored(tmp_path / "x.db", full(ONE)), ONE).requests
+    order = (copy, whole) if is_copy_first else (whole, copy)
+    merged(*order)
+    assert content(order[0]) == expected
+    merged(*order[::-1])
+    assert content(order[1]) == expected
+
+
 def changed(sample: Sample, change: Callable[[TrialRecord], TrialRecord]) -> Sample:
     sample.records[3] = change(sample.records[3])
     return sample

@@ -19,11 +19,13 @@ from harness.store import (
     StoreError,
     TrialRecord,
 )
-from harness.store.spool import Spool, read_spool
+from harness.store.codec import encode
+from harness.store.spool import Spool, SpoolLine, take_in
 from tests.harness.store.sample_run import Sample, big_sample
 from tests.harness.store.test_contention import count_rows, held
 
 ROOT = Path(__file__).parents[3]
+NUM_LINES = 120
 
 
 @pytest.fixture
@@ -42,6 +44,11 @@ def hurried(tmp_path: Path, planned: object) -> Iterator[EvalStore]:
     with EvalStore.open(tmp_path / "fm.db", lock_wait_s=0.05) as store:
         store.resume_run("01SPOOL")
         yield store
+
+
+def condition(second: int) -> ConditionRow:
+    at = f"2026-01-01T00:{second // 60:02}:{second % 60:02}Z"
+    return ConditionRow(run_id="01SPOOL", sampled_at=at, phase="running")
 
 
 def locked_out(store: EvalStore, record: TrialRecord) -> SaveOutcome:
@@ -172,6 +179,10 @@ def test_a_spool_of_another_database_is_refused_and_kept(
             '{"kind": "trial", "trial": {"trial_id": "x", "run_id": "r", "status": "done"}, '
             '"requests": [], "accepts": [{}]}'
         ),
+        (
+            '{"kind": "trial", "trial": {"trial_id": "x", "run_id": "r", "status": "done", '
+            '"failed_before": "boom"}, "requests": [], "accepts": []}'
+        ),
         '{"kind": "condition", "run_id": [1], "sampled_at": "x", "phase": "y"}',
         '{"kind": "condition", "run_id": 99999999999999999999, "sampled_at": "", "phase": ""}',
         '{"kind": "law", "trial_id": "q", "position": 1, "draws": 1, "evidence": {}}',
@@ -182,7 +193,9 @@ def test_a_spool_of_another_database_is_refused_and_kept(
 def test_a_line_that_is_no_observation_is_damaged_not_a_crash(tmp_path: Path, line: str) -> None:
     path = tmp_path / "spool.jsonl"
     path.write_text(line + "\n\n")
-    assert [found.kind for found in read_spool(path)] == [None]
+    found: list[SpoolLine] = []
+    take_in(path, found.append)
+    assert [line.kind for line in found] == [None]
 
 
 def test_what_was_put_aside_as_damaged_is_never_written_over(
@@ -205,6 +218,47 @@ def test_a_file_that_another_process_took_in_meanwhile_is_no_error(
     hurried._connection._raw.set_trace_callback(lambda _: path.unlink(missing_ok=True))
     assert hurried.import_spool(path).imported == 1
     assert not path.exists()
+
+
+def test_a_line_that_comes_while_others_are_taken_in_is_not_lost(
+    hurried: EvalStore, planned: tuple[Sample, list[TrialRecord]]
+) -> None:
+    path = locked_out(hurried, planned[1][0]).spool
+    assert path is not None
+    late = []
+
+    def write_late(_statement: str) -> None:
+        if not late:
+            late.append(condition(0))
+            Spool.of(hurried.path).append("01SPOOL", "condition", encode(late[0]))
+
+    hurried._connection._raw.set_trace_callback(write_late)
+    assert hurried.import_spool(path).imported == 2
+    assert hurried.load_run("01SPOOL").conditions == tuple(late)
+    assert hurried.spool_files() == ()
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from harness.store.codec import encode
+from harness.store.spool import Spool
+from tests.harness.store.test_spool import NUM_LINES, condition
+for second in range(NUM_LINES):
+    Spool.of(Path(sys.argv[1])).append("01SPOOL", "condition", encode(condition(second)))
+"""
+
+
+def test_a_run_that_writes_while_its_file_is_taken_in_loses_no_line(hurried: EvalStore) -> None:
+    """Wherever a line comes between the reading of the others and the removal of their file."""
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(hurried.path)], cwd=ROOT) as writer:
+        while writer.poll() is None:
+            for path in hurried.spool_files():
+                assert hurried.import_spool(path).damaged == 0
+    assert writer.returncode == 0
+    hurried.resume_run("01SPOOL")
+    expected = tuple(condition(second) for second in range(NUM_LINES))
+    assert hurried.load_run("01SPOOL").conditions == expected
 
 
 def test_a_line_that_a_kill_cut_off_costs_no_other_line(

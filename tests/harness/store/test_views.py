@@ -94,6 +94,9 @@ def test_a_block_is_paired_with_its_own_baseline(tmp_path: Path) -> None:
     sample.add("serial+spec", block=0, tok_s=15.0)
     sample.add("serial+spec", block=1, tok_s=25.0)
     sample.add("serial+spec", block=2, tok_s=30.0)
+    # One of the two failed, and ran again when the other was long through.
+    sample.add("serial", block=3, tok_s=10.0)
+    sample.add("serial+spec", block=3, tok_s=40.0, failed_before=("boom",))
     data = sample.load(tmp_path)
     pairs = {
         row.block: (row.baseline_tok_s, row.ratio)
@@ -104,6 +107,7 @@ def test_a_block_is_paired_with_its_own_baseline(tmp_path: Path) -> None:
         0: (pytest.approx(10.0), pytest.approx(1.5)),
         1: (pytest.approx(20.0), pytest.approx(1.25)),
         2: (None, None),
+        3: (pytest.approx(10.0), None),
     }
 
 
