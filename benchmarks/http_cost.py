@@ -1,11 +1,12 @@
 """What HTTP costs: processor time of one streamed token and of one request, thread by thread.
 
-    uv run python benchmarks/http_cost.py [MODEL]
+    uv run python benchmarks/http_cost.py [MODEL [ROUNDS]]
 
 A server of the model (tiny-thinking) in this process and the load client in a child; chats of one
 token and of TOKENS take turns. A step of the engine takes PACE_S at least, so that every token
 wakes the event loop and the client by itself, as those of a real model do. Processor time, not
-seconds: what else runs on the machine makes caches colder and is not counted. Linux only.
+seconds: what else runs on the machine only makes caches colder, so beside the median over rounds
+the least is told. Linux only.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from harness.http.client import Ask, LoadClient
 
 PACE_S = 0.002
 TOKENS = 129
-REQUESTS = 16
-ROUNDS = 9
+REQUESTS = 8
+ROUNDS = 15
 LOOP, ENGINE, READERS, CLIENT = "event loop", "engine beside steps", "reading", "client"
 PARTS = {"fm-loop": LOOP, "fm-engine": ENGINE, "fm-read": READERS}
 """What threads of the server are called -> what they do."""
@@ -134,20 +135,22 @@ def request_costs(
 def main(arguments: list[str]) -> int:
     """Print a line for each part: microseconds a token, and a request of one token."""
     model = arguments[0] if arguments else "tiny-thinking"
+    num_rounds = int(arguments[1]) if len(arguments) > 1 else ROUNDS
     rounds: list[tuple[Costs, Costs]] = []
     spawning = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawning) as pool, serving(model) as (url, worker):
-        for _ in range(ROUNDS):
+        for _ in range(num_rounds):
             short = request_costs(pool, url, worker, model, 1)
             long = request_costs(pool, url, worker, model, TOKENS)
             per_token = {part: (long[part] - short[part]) / (TOKENS - 1) for part in short}
             rounds.append((per_token, short))
-    print(f"{model}: medians of {ROUNDS} rounds of {REQUESTS} replies of {TOKENS} tokens and of 1")
+    print(f"{model}: us of processor time, median (least) of {len(rounds)} rounds")
     for part in (*PARTS.values(), CLIENT):
-        per_token_us, per_request_us = (
-            1e6 * median(costs[part] for costs in found) for found in zip(*rounds, strict=True)
+        tokens, requests = ([1e6 * costs[part] for costs in found] for found in zip(*rounds, strict=True))
+        print(
+            f"{part:20} {median(tokens):6.1f} ({min(tokens):6.1f}) a token "
+            f"{median(requests):8.1f} ({min(requests):7.1f}) a request"
         )
-        print(f"{part:20} {per_token_us:6.1f} us a token {per_request_us:8.1f} us a request")
     return 0
 
 
