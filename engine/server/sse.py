@@ -28,10 +28,11 @@ def event(document: dict[str, Any], name: str = "") -> bytes:
 
 
 async def send_events(events: AsyncIterator[bytes], send: Send) -> None:
-    """Send a response of events, each when it comes."""
+    """Send a response of events, those that come together in one piece."""
     await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
     async for item in events:
-        await send({"type": "http.response.body", "body": item, "more_body": True})
+        if item:
+            await send({"type": "http.response.body", "body": item, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
