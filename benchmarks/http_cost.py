@@ -146,7 +146,9 @@ def main(arguments: list[str]) -> int:
             rounds.append((per_token, short))
     print(f"{model}: us of processor time, median (least) of {len(rounds)} rounds")
     for part in (*PARTS.values(), CLIENT):
-        tokens, requests = ([1e6 * costs[part] for costs in found] for found in zip(*rounds, strict=True))
+        tokens, requests = (
+            [1e6 * costs[part] for costs in found] for found in zip(*rounds, strict=True)
+        )
         print(
             f"{part:20} {median(tokens):6.1f} ({min(tokens):6.1f}) a token "
             f"{median(requests):8.1f} ({min(requests):7.1f}) a request"

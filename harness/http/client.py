@@ -311,7 +311,7 @@ class LoadClient(Generic[R]):
             raise FmError(f"{place}: it is no JSON: {error_words(error)}") from None
 
     def _place(self, path: str) -> httpx2.URL:
-        """Return a path's whole URL, put together once: that takes 0.2 ms, before anything is sent."""
+        """Return a path's whole URL; put together once, since that takes 0.2 ms of every TTFT."""
         if path not in self._places:
             self._places[path] = self._http.build_request("POST", path).url
         return self._places[path]
