@@ -46,8 +46,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 READERS, COMPILERS = 4, 8
-"""Threads that check and submit requests without and with a constraint: compiles take seconds, and
-requests that have none must not wait for them."""
+"""Threads that check requests and submit those without a constraint, and those that submit the
+others: compiles take seconds, and requests that have none must not wait for them."""
 
 
 class Server:
@@ -76,8 +76,9 @@ class Server:
         self._num_reading += 1
         try:
             body = await self._body(request)
-            call = await self._in_thread(self._readers, self._read, endpoint, body)
-            await self._in_thread(self._pool_of(call), self._submit, job, call)
+            call = await self._in_thread(self._readers, self._take, endpoint, body, job)
+            if call.constraint_field is not None:
+                await self._in_thread(self._compilers, self._submit, job, call)
             return Answer(self, self._reply(call, job, arrived_s), arrived_s)
         except BaseException:
             job.close()
@@ -126,17 +127,18 @@ class Server:
         config = self.config
         return await read_body(request, config.max_body_bytes, config.client_timeout_s)
 
-    def _read(self, endpoint: Endpoint, body: bytes) -> Call:
-        return read_call(endpoint, body, self.worker.engine, self.name, self.config)
+    def _take(self, endpoint: Endpoint, body: bytes, job: Job) -> Call:
+        """Read a call, and submit it where no constraint has to be compiled."""
+        call = read_call(endpoint, body, self.worker.engine, self.name, self.config)
+        if call.constraint_field is None:
+            self._submit(job, call)
+        return call
 
     def _submit(self, job: Job, call: Call) -> None:
         try:
             self.worker.submit(job, call.requests, call.num_choices)
         except FmError as error:
             raise _problem_of(error, call) from None
-
-    def _pool_of(self, call: Call) -> ThreadPoolExecutor:
-        return self._readers if call.constraint_field is None else self._compilers
 
     def _reply(self, call: Call, job: Job, arrived_s: float) -> Reply:
         model = self.worker.engine.model

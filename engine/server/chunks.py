@@ -225,7 +225,7 @@ def _joined(pieces: Sequence[Piece], call: Call) -> Piece:
 
 def _with_one_call(piece: Piece) -> Iterator[Piece]:
     """Part what a piece adds to calls; all else comes with the first part."""
-    yield replace(piece, calls=piece.calls[:1])
+    yield piece if len(piece.calls) < 2 else replace(piece, calls=piece.calls[:1])
     for delta in piece.calls[1:]:
         yield Piece(piece.index, calls=(delta,))
 

@@ -11,6 +11,9 @@ from starlette.types import Receive, Send
 
 DONE = b"data: [DONE]\n\n"
 
+ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+"""Made once: json.dumps makes one for each document that it is given such settings for."""
+
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -20,16 +23,16 @@ HEADERS = [
 
 def event(document: dict[str, Any], name: str = "") -> bytes:
     """Return one event; in ASCII, so no reader can cut a line or a character in two."""
-    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
     named = b"event: " + name.encode("ascii") + b"\n" if name else b""
-    return named + b"data: " + text.encode("ascii") + b"\n\n"
+    return named + b"data: " + ENCODER.encode(document).encode("ascii") + b"\n\n"
 
 
 async def send_events(events: AsyncIterator[bytes], send: Send) -> None:
-    """Send a response of events, each when it comes."""
+    """Send a response of events, those that come together in one piece."""
     await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
     async for item in events:
-        await send({"type": "http.response.body", "body": item, "more_body": True})
+        if item:
+            await send({"type": "http.response.body", "body": item, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

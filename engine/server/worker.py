@@ -65,8 +65,11 @@ class Job:
         self._worker = worker
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
-        self._deadline_s = self._loop.time() + timeout_s
-        self._told: asyncio.Queue[Sequence[Told] | HttpError] = asyncio.Queue()
+        self._told: deque[Sequence[Told] | HttpError] = deque()
+        self._news = asyncio.Event()
+        self._is_late = False
+        # One timer for all steps: to set and cancel one for each took a tenth of the loop's time.
+        self._ending = self._loop.call_later(timeout_s, self._end)
 
     async def steps(self) -> AsyncIterator[Sequence[Told]]:
         """Yield what each step told, without end: the reader knows when its rows have ended.
@@ -75,12 +78,13 @@ class Job:
             HttpError: the time is up, or the engine thread has ended.
         """
         while True:
-            try:
-                async with asyncio.timeout_at(self._deadline_s):
-                    told = await self._told.get()
-            except TimeoutError:
-                message = f"the reply took longer than {self._timeout_s:g} s"
-                raise HttpError(504, message, code="timeout") from None
+            while not self._told:
+                if self._is_late:
+                    message = f"the reply took longer than {self._timeout_s:g} s"
+                    raise HttpError(504, message, code="timeout")
+                self._news.clear()
+                await self._news.wait()
+            told = self._told.popleft()
             if isinstance(told, HttpError):
                 raise told
             yield told
@@ -88,14 +92,23 @@ class Job:
     def tell(self, told: Sequence[Told] | HttpError) -> None:
         """Hand over what a step told; from any thread."""
         try:
-            self._loop.call_soon_threadsafe(self._told.put_nowait, told)
+            self._loop.call_soon_threadsafe(self._hear, told)
         except RuntimeError:
             LOGGER.debug("the event loop is closed")
 
     def close(self) -> None:
         """End the rows that are still live; they hold nothing after the next step."""
         self.is_closed = True
+        self._ending.cancel()
         self._worker.abandon(self)
+
+    def _hear(self, told: Sequence[Told] | HttpError) -> None:
+        self._told.append(told)
+        self._news.set()
+
+    def _end(self) -> None:
+        self._is_late = True
+        self._news.set()
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,6 +181,7 @@ class LoadClient(Generic[R]):
             timeout=httpx2.Timeout(None, connect=self.patience.connect_s),
             trust_env=False,
         )
+        self._places: dict[str, httpx2.URL] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -309,6 +310,12 @@ class LoadClient(Generic[R]):
         except ValueError as error:
             raise FmError(f"{place}: it is no JSON: {error_words(error)}") from None
 
+    def _place(self, path: str) -> httpx2.URL:
+        """Return a path's whole URL; put together once, since that takes 0.2 ms of every TTFT."""
+        if path not in self._places:
+            self._places[path] = self._http.build_request("POST", path).url
+        return self._places[path]
+
     async def exchange(
         self, ask: Ask, due_s: float, on_event: OnEvent = lambda _late_s, _tokens: None
     ) -> Exchange[R]:
@@ -340,7 +347,9 @@ class LoadClient(Generic[R]):
         try:
             async with (
                 asyncio.timeout(patience.first_event_s) as pause,
-                self._http.stream("POST", ask.path, content=ask.body, headers=headers) as answer,
+                self._http.stream(
+                    "POST", self._place(ask.path), content=ask.body, headers=headers
+                ) as answer,
             ):
                 found.status = answer.status_code
                 if answer.status_code == 429 and (seconds := _retry_after(answer)) is not None:

@@ -180,6 +180,27 @@ def test_a_client_that_reads_slowly_gets_all_of_it() -> None:
         assert text.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
+def chunks_of(answer: bytes) -> Iterator[bytes]:
+    """The chunks of a body: each was sent by itself."""
+    _, _, rest = answer.partition(b"\r\n\r\n")
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        chunk, rest = rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+        if chunk:
+            yield chunk
+
+
+def test_events_that_come_together_are_sent_together(live: Live) -> None:
+    usage = {"include_usage": True}
+    fields = chat_body(stream=True, n=3, max_tokens=4, ignore_eos=True, stream_options=usage)
+    data = HEAD + b"Connection: close\r\n" + with_length(json.dumps(fields).encode())[len(HEAD) :]
+    with connected(live, 1, data) as (client,):
+        first, *_, last = chunks_of(rest_of(client))
+    assert first.count(b'"role":"assistant"') == 3
+    assert b'"usage":{' in last
+    assert last.endswith(b"data: [DONE]\n\n")
+
+
 def test_a_slash_too_many_is_an_unknown_path_and_leads_nowhere(live: Live) -> None:
     answer = live.client.post(f"{CHAT}/", content=BODY)
     assert answer.status_code == 404

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
@@ -46,6 +48,18 @@ def test_rows_whose_client_left_before_they_were_queued_are_not_decoded(
     assert worker.opened is not None
     wait_for(lambda: not worker.engine.has_work)
     assert worker.engine.stats().active == 0
+
+
+def test_a_closed_job_is_kept_by_nobody_until_its_time_would_be_up(worker: EngineWorker) -> None:
+    async def close() -> bool:
+        job = Job(worker, timeout_s=600)
+        seen = weakref.ref(job)
+        job.close()
+        del job
+        gc.collect()
+        return seen() is None
+
+    assert asyncio.run(close())
 
 
 def test_a_refused_job_leaves_no_row(worker: EngineWorker) -> None:
