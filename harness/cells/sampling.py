@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from engine.request import SamplingParams
-from harness.store.rows import RequestRow
+
+
+class Sent(Protocol):
+    """A stored request, as it was sampled."""
+
+    @property
+    def seed(self) -> int | None:
+        """Of its draws."""
+        ...
+
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        """Temperature and so on."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +55,12 @@ def stored(params: SamplingParams) -> dict[str, float]:
     return {"temperature": params.temperature}
 
 
-def params_of(row: RequestRow) -> SamplingParams:
+def params_of(row: Sent) -> SamplingParams:
     """Return the parameters a stored request was sent with."""
     return SamplingParams(temperature=_temperature(row), seed=row.seed)
 
 
-def promises_ids(acceptance: str, row: RequestRow) -> bool:
+def promises_ids(acceptance: str, row: Sent) -> bool:
     """Return whether a reply has to be the token ids of its reference.
 
     Drafts that are kept with min(1, p/q) change which token a sampled row draws, and not the law
@@ -54,5 +69,5 @@ def promises_ids(acceptance: str, row: RequestRow) -> bool:
     return acceptance != "rejection" or _temperature(row) == 0
 
 
-def _temperature(row: RequestRow) -> float:
+def _temperature(row: Sent) -> float:
     return float(row.sampling.get("temperature", 0.0))

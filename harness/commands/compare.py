@@ -29,7 +29,7 @@ def compare(a: str, b: str, form: str, output: Path | None, db: Path) -> int:
         raise UnknownNameError("format", form, writers)
     with EvalStore.open_existing(db) as store:
         one, other = (store.load_report(store.find_run(name).run_id) for name in (a, b))
-    text = writers[form](compare_runs(one, other))
+        text = writers[form](compare_runs(one, other))
     if output is None:
         click.echo(text, nl=False)
     else:

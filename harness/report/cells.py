@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.cells.name import BASE, on_side, side_of
-from harness.judging.gates import outcome_of
+from harness.judging.cell_gates import outcome_of
 from harness.judging.grade import Grade, judge_conformance
 from harness.report.attribution import roofline, step_time
 from harness.report.figures import (

@@ -23,7 +23,7 @@ from harness.report import (
 )
 from harness.running.interrupts import last_words
 from harness.running.run import Outcome
-from harness.store import EvalStore
+from harness.store import EvalStore, RunData
 
 RUN_COMMAND = "fm run"
 
@@ -75,9 +75,11 @@ def conclude(store: EvalStore, run_id: str, outcome: Outcome, places: Places) ->
         return interrupted(store, run_id, places)
     again = resume_hint(run_id, places)
     problems = [] if outcome.save is None else [outcome.save.reason, again]
-    unsaved = _stored_verdict(store, run_id, is_unsaved=bool(problems))
+    data = store.load_report(run_id)
+    data = replace(data, gates=gates.evaluate(data))
+    unsaved = _stored_verdict(store, data, is_unsaved=bool(problems))
     problems = problems or unsaved
-    report = build_report(store.load_report(run_id))
+    report = build_report(replace(data, run=store.find_run(run_id)))
     code = gates.exit_code(report.gates, is_unsaved=bool(problems))
     report = replace(report, exit_code=code)
     written = _written_reports(report, places)
@@ -107,10 +109,10 @@ def resume_hint(run_id: str, places: Places) -> str:
     return f"go on with: {places.command} --resume {run_id} --db {database}"
 
 
-def _stored_verdict(store: EvalStore, run_id: str, *, is_unsaved: bool) -> list[str]:
+def _stored_verdict(store: EvalStore, data: RunData, *, is_unsaved: bool) -> list[str]:
     """Store gates, ratios and the end of the run; return what the database did not take."""
-    saves = [store.record_gates(run_id, gates.evaluate(store.load_run(run_id)))]
-    report = build_report(store.load_report(run_id))
+    run_id, report = data.run.run_id, build_report(data)
+    saves = [store.record_gates(run_id, data.gates)]
     saves.append(store.record_comparisons(run_id, comparison_rows(report)))
     saves.append(
         store.finish_run(

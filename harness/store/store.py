@@ -7,6 +7,7 @@ import sqlite3
 import tempfile
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -19,6 +20,7 @@ from harness.store.history import Names, PastCell, past_cells
 from harness.store.loaded import RunData, RunFilter, RunNames
 from harness.store.merge import MergeOutcome
 from harness.store.outcomes import ImportOutcome, SaveOutcome
+from harness.store.replies import Reply
 from harness.store.rows import (
     ComparisonRow,
     ConditionRow,
@@ -26,6 +28,7 @@ from harness.store.rows import (
     GateRow,
     LawRow,
     PromotionRow,
+    RequestRow,
     RunPlan,
     RunRow,
     TrialRecord,
@@ -174,14 +177,23 @@ class EvalStore:
         return self._known(run_id, self._connection.read(lambda raw: reads.run_data(raw, run_id)))
 
     def load_report(self, run_id: str) -> RunData:
-        """Return what a report of a run needs, which is small however many requests it has.
+        """Return what reports and gates of a run need, which is small however many requests it has.
 
-        Single requests are there only for a run whose gates were not stored yet. Raises as
-        load_run does.
+        Single replies are read one trial at a time where they are asked for, as long as the store
+        is open; what a trial observed never changes. Raises as load_run does.
         """
-        return self._known(
+        data = self._known(
             run_id, self._connection.read(lambda raw: reads.report_data(raw, run_id))
         )
+        return replace(data, read_replies=self._replies)
+
+    def load_plan(self, run_id: str) -> RunPlan:
+        """Return what a run was planned as, its trials as they are now; raises as load_run does."""
+        return self._known(run_id, self._connection.read(lambda raw: reads.plan(raw, run_id)))
+
+    def requests(self, trial_id: str) -> tuple[RequestRow, ...]:
+        """Return all that was asked in a trial, warm-up included, by position."""
+        return self._connection.read(lambda raw: reads.requests(raw, trial_id))
 
     def record_trial(
         self, record: TrialRecord, conditions: Sequence[ConditionRow] = ()
@@ -342,7 +354,10 @@ class EvalStore:
     ) -> None:
         self.close()
 
-    def _known(self, run_id: str, data: RunData | None) -> RunData:
+    def _replies(self, trial: TrialRow) -> tuple[Reply, ...]:
+        return self._connection.read(lambda raw: reads.replies(raw, trial.trial_id))
+
+    def _known(self, run_id: str, data: T | None) -> T:
         if data is None:
             raise UnknownNameError("run", run_id, [run.run_id for run in self.list_runs(10)])
         return data
