@@ -66,7 +66,12 @@ def promises_ids(acceptance: str, row: Sent) -> bool:
     Drafts that are kept with min(1, p/q) change which token a sampled row draws, and not the law
     it draws from; a greedy row's law leaves one token.
     """
-    return acceptance != "rejection" or _temperature(row) == 0
+    return always_promises_ids(acceptance) or _temperature(row) == 0
+
+
+def always_promises_ids(acceptance: str) -> bool:
+    """Return whether that holds for every reply, however it was sampled."""
+    return acceptance != "rejection"
 
 
 def _temperature(row: Sent) -> float:

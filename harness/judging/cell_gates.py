@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from harness.cells.sampling import promises_ids
+from harness.cells.sampling import always_promises_ids, promises_ids
 from harness.judging.grade import Grade, Outcome, judge_conformance
 from harness.judging.law import Portions, judge_law
 from harness.judging.token_identity import (
@@ -317,7 +317,8 @@ def _identity(index: RunIndex, place: Place) -> CellGate | None:
 
 
 def _law(index: RunIndex, place: Place) -> CellGate | None:
-    return Law(index, place, index.cell(place).acceptance)
+    acceptance = index.cell(place).acceptance
+    return None if always_promises_ids(acceptance) else Law(index, place, acceptance)
 
 
 def _routing(index: RunIndex, place: Place) -> CellGate | None:

@@ -14,11 +14,8 @@ from harness.running.run import Planned
 from harness.store import (
     CellRow,
     ModelRow,
-    RequestRow,
-    RunData,
     RunPlan,
     RunRow,
-    TrialRecord,
     TrialRow,
     WorkloadRow,
     new_id,
@@ -72,17 +69,19 @@ def plan_trials(matrix: Matrix, run_id: str, models: Mapping[str, ModelRow]) -> 
     ]
 
 
-def pending_trials(matrix: Matrix, data: RunData, models: Mapping[str, ModelRow]) -> list[Planned]:
+def pending_trials(
+    matrix: Matrix, stored: RunPlan, models: Mapping[str, ModelRow]
+) -> list[Planned]:
     """Return the trials of a stored run that are still to do.
 
     Raises:
         SettingError: the matrix is not the one that the run was planned with.
     """
-    rows = {_key_of(row): row for row in data.trials}
+    rows = {_key_of(row): row for row in stored.trials}
     found = [(trial, rows.get(_key(trial, models))) for trial in matrix.trials()]
-    if any(row is None for _, row in found) or matrix.digest != data.run.plan_hash:
+    if any(row is None for _, row in found) or matrix.digest != stored.run.plan_hash:
         raise SettingError(
-            f"run {data.run.run_id} was planned with other cells, workloads or models than there "
+            f"run {stored.run.run_id} was planned with other cells, workloads or models than there "
             "are now; start a new run"
         )
     return [
@@ -90,15 +89,15 @@ def pending_trials(matrix: Matrix, data: RunData, models: Mapping[str, ModelRow]
     ]
 
 
-def skipping_as_planned(matrix: Matrix, data: RunData) -> Matrix:
+def skipping_as_planned(matrix: Matrix, stored: RunPlan) -> Matrix:
     """Return the matrix without the pairs that a stored run left out when it began.
 
     What stood in their way, such as a model out of reach, may be gone; the run goes on as planned.
     """
-    names = {row.key: row.name for row in data.models}
+    names = {row.key: row.name for row in stored.models}
     reasons = {
         (names[row.model], row.workload, row.cell): row.reason
-        for row in data.trials
+        for row in stored.trials
         if row.status == "skipped"
     }
     pairs = (
@@ -113,18 +112,12 @@ def _names(pair: Pair) -> tuple[str, str, str]:
 
 
 def finished_trials(
-    matrix: Matrix, data: RunData, models: Mapping[str, ModelRow]
+    matrix: Matrix, stored: RunPlan, models: Mapping[str, ModelRow]
 ) -> list[Finished]:
-    """Return the trials of a stored run that were done, with their requests."""
-    rows = {_key_of(row): row for row in data.trials if row.status == "done"}
-    requests: dict[str, list[RequestRow]] = {}
-    for request in data.requests:
-        requests.setdefault(request.trial_id, []).append(request)
+    """Return the trials of a stored run that were done."""
+    rows = {_key_of(row): row for row in stored.trials if row.status == "done"}
     return [
-        Finished(
-            trial.pair,
-            TrialRecord(trial=row, requests=tuple(requests.get(row.trial_id, ()))),
-        )
+        Finished(trial.pair, row)
         for trial in matrix.trials()
         if (row := rows.get(_key(trial, models))) is not None
     ]

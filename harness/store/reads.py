@@ -134,7 +134,7 @@ def replies(raw: sqlite3.Connection, trial_id: str) -> tuple[Reply, ...]:
 
 
 def requests(raw: sqlite3.Connection, trial_id: str) -> tuple[RequestRow, ...]:
-    """Return all requests of a trial by position."""
+    """Return all requests of a trial, by position."""
     query = "SELECT * FROM requests WHERE trial_id = ? ORDER BY position"
     return _rows(raw, RequestRow, query, trial_id)
 

@@ -185,15 +185,19 @@ class EvalStore:
         data = self._known(
             run_id, self._connection.read(lambda raw: reads.report_data(raw, run_id))
         )
-        return replace(data, read_replies=self._replies)
+        return replace(data, read_replies=self.replies)
 
     def load_plan(self, run_id: str) -> RunPlan:
         """Return what a run was planned as, its trials as they are now; raises as load_run does."""
         return self._known(run_id, self._connection.read(lambda raw: reads.plan(raw, run_id)))
 
-    def requests(self, trial_id: str) -> tuple[RequestRow, ...]:
+    def requests(self, trial: TrialRow) -> tuple[RequestRow, ...]:
         """Return all that was asked in a trial, warm-up included, by position."""
-        return self._connection.read(lambda raw: reads.requests(raw, trial_id))
+        return self._connection.read(lambda raw: reads.requests(raw, trial.trial_id))
+
+    def replies(self, trial: TrialRow) -> tuple[Reply, ...]:
+        """Return what was measured in a trial, without texts, by position."""
+        return self._connection.read(lambda raw: reads.replies(raw, trial.trial_id))
 
     def record_trial(
         self, record: TrialRecord, conditions: Sequence[ConditionRow] = ()
@@ -353,9 +357,6 @@ class EvalStore:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _replies(self, trial: TrialRow) -> tuple[Reply, ...]:
-        return self._connection.read(lambda raw: reads.replies(raw, trial.trial_id))
 
     def _known(self, run_id: str, data: T | None) -> T:
         if data is None:
