@@ -3,9 +3,9 @@
     uv run python benchmarks/archive.py [REQUESTS] [--keep FOLDER]
 
 Stores a run of so many requests (100,000) through EvalStore, with replies of 128 tokens that all
-differ. What follows is done in a process of its own each, of which seconds and peak resident memory
-are printed: the run is concluded, each report is written, and it is judged by `fm gate`. How long
-one trial took to be stored is printed too.
+differ; concludes it, writes each report and judges it with `fm gate`, each in a process of its own.
+Prints seconds and peak resident memory of each, and how long one trial took to be stored. Of
+concluding, which a run does in its own process, only the work itself is timed, not the start.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from harness.running.conclusion import Places, conclude
-from harness.running.run import Outcome
 from harness.store import (
     AcceptRow,
     CellRow,
@@ -82,24 +80,34 @@ def main() -> int:
             assert builder.exitcode == 0
         size = path.stat().st_size / 1e6
         print(f"{path.name}: {size:.0f} MB")
-        told("concluding", [__file__, "--conclude", str(path)])
+        subprocess.run([sys.executable, __file__, "--conclude", str(path)], check=True)
         fm = ["-m", "harness.cli"]
         for form in ("md", "html", "json"):
             output = folder / f"report.{form}"
             command = [*fm, "report", "latest", "--format", form, "--db", str(path)]
             told(f"fm report --format {form}", [*command, "-o", str(output)])
-        # Too few blocks, or a machine that was not watched, are no matter here.
         told("fm gate", [*fm, "gate", "latest", "--db", str(path)])
     return 0
 
 
 def concluded(path: Path) -> int:
     """Conclude the latest run of a database, with its reports beside it."""
+    # Imported here alone: the peak memory of a child begins at that of its parent.
+    from harness.running.conclusion import Places, conclude
+    from harness.running.run import Outcome
+
+    before, spent = time.perf_counter(), time.process_time()
+    at_start = resource.getrusage(resource.RUSAGE_SELF)
     with EvalStore.open_existing(path) as store:
         places = Places(db=path, reports=path.parent / "reports")
         ended = conclude(store, store.find_run("latest").run_id, Outcome("finished"), places)
     assert ended.report is not None
     assert ended.report.exit_code == 0, ended.notes
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    print(
+        f"concluding: {time.perf_counter() - before:.2f} s ({time.process_time() - spent:.2f} s of "
+        f"processor), peak {megabytes(usage):.0f} MB, {megabytes(at_start):.0f} MB before it"
+    )
     return 0
 
 
@@ -129,20 +137,25 @@ def told(what: str, arguments: Sequence[str]) -> None:
     """Run Python with these arguments in a child process and print what that took."""
     before = time.perf_counter()
     child = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL)
-    _, status, usage = wait_for(child)
+    usage = wait_for(child)
     seconds = time.perf_counter() - before
-    scale = 1 if sys.platform == "darwin" else 1024
+    assert child.returncode == 0, f"{what} ended with {child.returncode}"
     print(
-        f"{what}: exit {status}, {seconds:.2f} s ({usage.ru_utime + usage.ru_stime:.2f} s of "
-        f"processor), peak {usage.ru_maxrss * scale / 1e6:.0f} MB"
+        f"{what}: {seconds:.2f} s ({usage.ru_utime + usage.ru_stime:.2f} s of "
+        f"processor), peak {megabytes(usage):.0f} MB"
     )
 
 
-def wait_for(child: subprocess.Popen[bytes]) -> tuple[int, int, resource.struct_rusage]:
+def megabytes(usage: resource.struct_rusage) -> float:
+    """Return the peak of resident memory."""
+    return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
+
+
+def wait_for(child: subprocess.Popen[bytes]) -> resource.struct_rusage:
     """Wait for a child and return its own resource usage, which `resource` gives for all only."""
-    process, status, usage = os.wait4(child.pid, 0)
+    _, status, usage = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
-    return process, child.returncode, usage
+    return usage
 
 
 def plan_of(blocks: int) -> RunPlan:
