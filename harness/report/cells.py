@@ -46,11 +46,19 @@ class CellReader:
     _figures: dict[tuple[Place, str], FigureRow] = field(init=False)
     _blocks: dict[Place, list[BlockRow]] = field(init=False)
     _totals: dict[Place, CellTotals] = field(init=False)
+    _curves: dict[Place, list[AcceptPoint]] = field(init=False)
+    _verdicts: dict[Place, list[GateRow]] = field(init=False)
 
     def __post_init__(self) -> None:
         data = self.index.data
         self._figures = {(_place(row), row.figure): row for row in data.figures}
         self._totals = {_place(row): row for row in data.totals}
+        self._verdicts = {}
+        for gate in self.gates:
+            self._verdicts.setdefault(Place(gate.model, gate.workload, gate.cell), []).append(gate)
+        self._curves = {}
+        for point in data.accept_curve:
+            self._curves.setdefault(_place(point), []).append(point)
         self._blocks = {}
         for row in data.blocks:
             self._blocks.setdefault(_place(row), []).append(row)
@@ -155,7 +163,7 @@ class CellReader:
     def _acceptance(self, place: Place, totals: CellTotals) -> Acceptance | None:
         if totals.drafted is None and totals.accepted is None:
             return None
-        curve = [point for point in self.index.data.accept_curve if _place(point) == place]
+        curve = self._curves.get(place, [])
         width = 1 + max((point.position for point in curve), default=-1)
         counts = {point.position: (point.drafted, point.accepted) for point in curve}
         return Acceptance(
@@ -232,7 +240,7 @@ class CellReader:
 
     def _cell_refusals(self, place: Place) -> list[str]:
         cell, blocks = self.index.cell(place), self._blocks.get(place, [])
-        return cell_refusals(place, cell, blocks, self.gates)
+        return cell_refusals(place, cell, blocks, self._verdicts.get(place, ()))
 
 
 def _rate(block: BlockRow, figure: str) -> float | None:
