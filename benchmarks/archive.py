@@ -3,9 +3,10 @@
     uv run python benchmarks/archive.py [REQUESTS] [--keep FOLDER] [--parted]
 
 Stores a run of so many requests (100,000) through EvalStore, with replies of 128 tokens that all
-differ, concludes it, and writes each report in a process of its own. Prints seconds and peak
-resident memory of that process, and how long one trial took to be stored. With --parted no cell
-emits what its reference does and nobody judged it: the most that a report has to look at.
+differ; concludes it, writes each report and judges it with `fm gate`, each in a process of its own.
+Prints seconds and peak resident memory of each, and how long one trial took to be stored. Of
+concluding, which a run does in its own process, only the work itself is timed, not the start. With
+--parted no cell emits what its reference does and nobody judged it: the most there is to look at.
 """
 
 from __future__ import annotations
@@ -18,13 +19,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from harness.judging.gates import evaluate
-from harness.report import build_report, comparison_rows
 from harness.store import (
     AcceptRow,
     CellRow,
@@ -62,12 +61,15 @@ WORDS = "the of and to in is it that was for on as with his they be at one have 
 
 
 def main() -> int:
-    """Build the database, write the reports, print what each took."""
+    """Build the database, conclude the run, write the reports, print what each took."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("requests", type=int, nargs="?", default=100_000)
     parser.add_argument("--keep", type=Path, help="folder for the database, kept afterwards")
     parser.add_argument("--parted", action="store_true", help="no reply is its reference's")
+    parser.add_argument("--conclude", type=Path, metavar="DB", help="only conclude its latest run")
     chosen = parser.parse_args()
+    if chosen.conclude is not None:
+        return concluded(chosen.conclude)
     with tempfile.TemporaryDirectory() as scratch:
         folder = chosen.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,13 +84,39 @@ def main() -> int:
             assert builder.exitcode == 0
         size = path.stat().st_size / 1e6
         print(f"{path.name}: {size:.0f} MB")
+        subprocess.run([sys.executable, __file__, "--conclude", str(path)], check=True)
+        fm = ["-m", "harness.cli"]
         for form in ("md", "html", "json"):
-            report(path, form, folder / f"report.{form}")
+            output = folder / f"report.{form}"
+            command = [*fm, "report", "latest", "--format", form, "--db", str(path)]
+            told(f"fm report --format {form}", [*command, "-o", str(output)])
+        told("fm gate", [*fm, "gate", "latest", "--db", str(path)])
+    return 0
+
+
+def concluded(path: Path) -> int:
+    """Conclude the latest run of a database, with its reports beside it."""
+    # Imported here alone: the peak memory of a child begins at that of its parent.
+    from harness.running.conclusion import Places, conclude
+    from harness.running.run import Outcome
+
+    before, spent = time.perf_counter(), time.process_time()
+    at_start = resource.getrusage(resource.RUSAGE_SELF)
+    with EvalStore.open_existing(path) as store:
+        places = Places(db=path, reports=path.parent / "reports")
+        ended = conclude(store, store.find_run("latest").run_id, Outcome("finished"), places)
+    assert ended.report is not None
+    assert ended.report.exit_code == 0, ended.notes
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    print(
+        f"concluding: {time.perf_counter() - before:.2f} s ({time.process_time() - spent:.2f} s of "
+        f"processor), peak {megabytes(usage):.0f} MB, {megabytes(at_start):.0f} MB before it"
+    )
     return 0
 
 
 def build(path: Path, requests: int, is_parted: bool) -> None:
-    """Store and conclude a run of so many requests."""
+    """Store a run of so many requests."""
     blocks = max(1, round(requests / (len(CELLS) * PROMPTS)))
     plan = plan_of(blocks)
     rng = random.Random(0)
@@ -102,43 +130,36 @@ def build(path: Path, requests: int, is_parted: bool) -> None:
             outcome = store.record_trial(record)
             spent.append(time.perf_counter() - start)
             assert outcome.saved, outcome.reason
-        start = time.perf_counter()
-        run_id = plan.run.run_id
-        store.record_gates(run_id, evaluate(store.load_run(run_id)))
-        report = build_report(store.load_run(run_id))
-        store.record_comparisons(run_id, comparison_rows(report))
-        reasons = report.unquotable_reasons
-        store.finish_run(run_id, status="finished", exit_code=0, unquotable_reasons=reasons)
-        concluded = time.perf_counter() - start
     spent.sort()
     print(
         f"{len(plan.trials)} trials of {PROMPTS} requests stored: median "
-        f"{1000 * spent[len(spent) // 2]:.1f} ms, longest {1000 * spent[-1]:.1f} ms; "
-        f"concluded in {concluded:.1f} s"
+        f"{1000 * spent[len(spent) // 2]:.1f} ms, longest {1000 * spent[-1]:.1f} ms"
     )
 
 
-def report(path: Path, form: str, output: Path) -> None:
-    """Write one report in a child process and print what that took."""
-    command = [sys.executable, "-m", "harness.cli", "report", "latest", "--format", form]
-    command += ["--db", str(path), "-o", str(output)]
+def told(what: str, arguments: Sequence[str]) -> None:
+    """Run Python with these arguments in a child process and print what that took."""
     before = time.perf_counter()
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, status, usage = wait_for(child)
+    child = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL)
+    usage = wait_for(child)
     seconds = time.perf_counter() - before
-    assert status == 0, f"fm report ended with {status}"
-    scale = 1 if sys.platform == "darwin" else 1024
+    assert child.returncode == 0, f"{what} ended with {child.returncode}"
     print(
-        f"fm report --format {form}: {seconds:.2f} s ({usage.ru_utime + usage.ru_stime:.2f} s of "
-        f"processor), peak {usage.ru_maxrss * scale / 1e6:.0f} MB, {output.stat().st_size} bytes"
+        f"{what}: {seconds:.2f} s ({usage.ru_utime + usage.ru_stime:.2f} s of "
+        f"processor), peak {megabytes(usage):.0f} MB"
     )
 
 
-def wait_for(child: subprocess.Popen[bytes]) -> tuple[int, int, resource.struct_rusage]:
+def megabytes(usage: resource.struct_rusage) -> float:
+    """Return the peak of resident memory."""
+    return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
+
+
+def wait_for(child: subprocess.Popen[bytes]) -> resource.struct_rusage:
     """Wait for a child and return its own resource usage, which `resource` gives for all only."""
-    process, status, usage = os.wait4(child.pid, 0)
+    _, status, usage = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
-    return process, child.returncode, usage
+    return usage
 
 
 def plan_of(blocks: int) -> RunPlan:

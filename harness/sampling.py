@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from engine.request import SamplingParams
 from harness.cells.name import REJECTION
-from harness.store.rows import RequestRow
+
+
+class Sent(Protocol):
+    """A stored request, as it was sampled."""
+
+    @property
+    def seed(self) -> int | None:
+        """Of its draws."""
+        ...
+
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        """Temperature and so on."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +56,24 @@ def stored(params: SamplingParams) -> dict[str, float]:
     return {"temperature": params.temperature}
 
 
-def params_of(row: RequestRow) -> SamplingParams:
+def params_of(row: Sent) -> SamplingParams:
     """Return the parameters a stored request was sent with."""
     return SamplingParams(temperature=_temperature(row), seed=row.seed)
 
 
-def promises_ids(acceptance: str, row: RequestRow) -> bool:
+def promises_ids(acceptance: str, row: Sent) -> bool:
     """Return whether a reply has to be the token ids of its reference.
 
     Drafts that are kept with min(1, p/q) change which token a sampled row draws, and not the law
     it draws from; a greedy row's law leaves one token.
     """
-    return acceptance != REJECTION or _temperature(row) == 0
+    return always_promises_ids(acceptance) or _temperature(row) == 0
 
 
-def _temperature(row: RequestRow) -> float:
+def always_promises_ids(acceptance: str) -> bool:
+    """Return whether that holds for every reply, however it was sampled."""
+    return acceptance != REJECTION
+
+
+def _temperature(row: Sent) -> float:
     return float(row.sampling.get("temperature", 0.0))

@@ -32,7 +32,7 @@ def compare(a: str, b: str, form: str, output: Path | None, db: Path) -> int:
         if runs[0] == runs[1]:
             raise SettingError(f"{a} and {b} are one run, {runs[0]}; name two of them")
         one, other = map(store.load_report, runs)
-    text = writers[form](compare_runs(one, other))
+        text = writers[form](compare_runs(one, other))
     if output is None:
         click.echo(text, nl=False)
     else:

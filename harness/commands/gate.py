@@ -87,8 +87,8 @@ def gate(
 
     with EvalStore.open_existing(db) as store:
         # An empty name, as of a variable that CI did not set, is not the latest run.
-        data = store.load_run(store.find_run("latest" if run is None else run).run_id)
-    judgement = judge(data, rules, is_strict=strict)
+        data = store.load_report(store.find_run("latest" if run is None else run).run_id)
+        judgement = judge(data, rules, is_strict=strict)
     return _concluded(judgement, files)
 
 

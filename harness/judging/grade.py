@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from engine.document import DocumentError, read_document
@@ -156,6 +157,7 @@ def judge_conformance(
     )
 
 
+@lru_cache(maxsize=1024)
 def conformance_lower_bound(ok: int, n: int) -> float:
     """Return the one-sided 95 % Clopper-Pearson lower bound of a share.
 

@@ -17,8 +17,8 @@ approximation is involved.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,12 +39,68 @@ MAX_DRAWS = 2048
 adds to the evidence, at most half the variance of a log-probability a draw, stays harmless."""
 
 
+class Drawn(Protocol):
+    """What a stored reply tells of its draws."""
+
+    @property
+    def prompt_id(self) -> str:
+        """What was asked."""
+        ...
+
+    @property
+    def seed(self) -> int | None:
+        """With which its tokens were drawn."""
+        ...
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why it ended; with "stop" the end token was drawn too."""
+        ...
+
+    @property
+    def token_ids(self) -> tuple[int, ...] | None:
+        """What was drawn, without the end token."""
+        ...
+
+
+R = TypeVar("R", bound=Drawn)
+
+
 @dataclass(frozen=True, slots=True)
-class Portion:
+class Portion(Generic[R]):
     """The part of a reply that is judged: its first `draws` draws."""
 
-    row: RequestRow
+    row: R
     draws: int
+
+
+@dataclass(slots=True)
+class Portions(Generic[R]):
+    """Which draws of a cell's replies are judged, chosen without regard to what they are.
+
+    A prompt that fills a wave of a batch a second time repeats its seed: it says nothing new.
+
+    Args:
+        left: draws that may still be chosen.
+    """
+
+    left: int = MAX_DRAWS
+    _found: dict[tuple[str, int | None], Portion[R]] = field(default_factory=dict)
+
+    def offer(self, row: R) -> None:
+        """Choose the draws of one more reply, as far as there are any left."""
+        if not self.left or (row.prompt_id, row.seed) in self._found:
+            return
+        num_draws = len(row.token_ids or ()) + (row.finish_reason == "stop")
+        if num_draws:
+            portion = Portion(row, min(num_draws, self.left))
+            self._found[row.prompt_id, row.seed] = portion
+            self.left -= portion.draws
+
+    @property
+    def portions(self) -> tuple[Portion[R], ...]:
+        """What was chosen, in the order in which it was offered."""
+        return tuple(self._found.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +137,14 @@ class LawVerdict:
         return self.log_evidence / float(np.log(10))
 
 
-def portions(rows: Iterable[RequestRow]) -> tuple[Portion, ...]:
-    """Return which draws of a cell's replies are judged, chosen without regard to what they are.
-
-    A prompt that fills a wave of a batch a second time repeats its seed: it says nothing new.
-    """
-    found: dict[tuple[str, int | None], Portion] = {}
-    left = MAX_DRAWS
+def portions(rows: Iterable[R]) -> tuple[Portion[R], ...]:
+    """Return which draws of a cell's replies are judged; no more replies are read than it takes."""
+    chosen: Portions[R] = Portions()
     for row in rows:
-        num_draws = len(row.token_ids or ()) + (row.finish_reason == "stop")
-        if num_draws and left and (row.prompt_id, row.seed) not in found:
-            portion = Portion(row, min(num_draws, left))
-            found[row.prompt_id, row.seed] = portion
-            left -= portion.draws
-    return tuple(found.values())
+        chosen.offer(row)
+        if not chosen.left:
+            break
+    return chosen.portions
 
 
 def law_row(row: RequestRow, draws: Iterable[LawfulDraw]) -> LawRow:

@@ -66,9 +66,16 @@ def compare_reply(
     position = first_difference(reply, reference)
     if position is None:
         return ReplyIdentity(tokens=len(reply))
+    return explain_difference(len(reply), position, judged)
+
+
+def explain_difference(
+    tokens: int, position: int, judged: Sequence[DivergenceRow]
+) -> ReplyIdentity:
+    """Return whether near-ties explain a reply of so many tokens that differs at a position."""
     if not judged:
         return ReplyIdentity(
-            tokens=len(reply),
+            tokens=tokens,
             problem=f"differs at token {position} and was not judged",
             is_unjudged=True,
         )
@@ -76,11 +83,11 @@ def compare_reply(
         if not place.is_near_tie:
             gap = "an unknown gap" if place.gap is None else f"a gap of {place.gap:.3g}"
             return ReplyIdentity(
-                tokens=len(reply),
+                tokens=tokens,
                 problem=f"differs at token {place.position} with {gap} "
                 f"(a near-tie is below {place.epsilon:.3g})",
             )
-    return ReplyIdentity(tokens=len(reply), near_ties=tuple(judged))
+    return ReplyIdentity(tokens=tokens, near_ties=tuple(judged))
 
 
 def first_difference(one: Sequence[object], other: Sequence[object]) -> int | None:
@@ -91,19 +98,26 @@ def first_difference(one: Sequence[object], other: Sequence[object]) -> int | No
     return None if len(one) == len(other) else min(len(one), len(other))
 
 
-def sum_up(replies: Iterable[tuple[str, ReplyIdentity]]) -> Identity:
-    """Return the verdict on several replies, each with the id of its prompt."""
+def sum_up(
+    replies: Iterable[tuple[str, ReplyIdentity]], *, equal: int = 0, equal_tokens: int = 0
+) -> Identity:
+    """Return the verdict on several replies, each with the id of its prompt.
+
+    Args:
+        equal, equal_tokens: further replies that are their reference's to the last id, and how
+            many tokens they have together.
+    """
     found = list(replies)
     problems = [f"prompt {prompt} {reply.problem}" for prompt, reply in found if reply.problem]
-    tokens = sum(reply.tokens for _, reply in found)
+    tokens = equal_tokens + sum(reply.tokens for _, reply in found)
     near_ties = sum(len(reply.near_ties) for _, reply in found)
     if near_ties > allowed_near_ties(tokens):
         problems.append(
             f"{near_ties} near-ties in {tokens} tokens; at most 1 in {TOKENS_PER_NEAR_TIE} may be"
         )
     return Identity(
-        replies=len(found),
-        matching=sum(not reply.problem for _, reply in found),
+        replies=equal + len(found),
+        matching=equal + sum(not reply.problem for _, reply in found),
         tokens=tokens,
         near_ties=near_ties,
         problems=tuple(problems),

@@ -118,23 +118,24 @@ class Matrix:
         first, blocks = group[0], self.choices.amounts().blocks
         # Seeded by place, never by cell name: renaming a cell must not move it.
         seed = f"{self.choices.seed}/{first.model}/{first.workload.name}"
+        asked = first.workload.order(self.choices.seed)
+        prompts = [first.workload.prompts[index] for index in asked]
         for block, order in enumerate(mirrored_orders(len(group), blocks, seed)):
             for place, member in enumerate(order):
                 yield PlannedTrial(
                     pair=group[member],
                     block=block,
                     order=place,
-                    prompts=self._prompts(group[member], block),
+                    prompts=self._prompts(prompts, group[member].cell.rows, block),
                     sampling=self.choices.sampling(),
                 )
 
-    def _prompts(self, pair: Pair, block: int) -> tuple[Prompt, ...]:
-        prompts = pair.workload.prompts
-        order = pair.workload.order(self.choices.seed)
-        wanted, rows = self.choices.amounts().prompts, pair.cell.rows
+    def _prompts(self, prompts: Sequence[Prompt], rows: int, block: int) -> tuple[Prompt, ...]:
+        """Return what a cell of so many rows is asked in a block, of all in the run's order."""
+        wanted = self.choices.amounts().prompts
         count = -(-wanted // rows) * rows
         start = block * wanted
-        return tuple(prompts[order[(start + place) % len(order)]] for place in range(count))
+        return tuple(prompts[(start + place) % len(prompts)] for place in range(count))
 
 
 def plan_matrix(

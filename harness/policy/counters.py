@@ -10,15 +10,16 @@ and none where the head alone ran some cell.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from harness.conditions.findings import PREFLIGHT
 from harness.policy.twins import pairs, shared_trials, unpaired_cells
 from harness.store.index import Place, RunIndex
-from harness.store.rows import CellRow, RequestRow, TrialRow
+from harness.store.replies import Reply
+from harness.store.rows import CellRow, TrialRow
 
-Read = Callable[[Sequence[TrialRow], Sequence[RequestRow]], int | None]
+Read = Callable[[Sequence[TrialRow]], int | None]
 Scope = Literal["cell", "group"]
 
 
@@ -31,7 +32,8 @@ class Counter:
         is_better_high: False where more is worse.
         follows_drafts: True where it depends on how much is drafted.
         scope: `group` for what all cells of a model and workload come to together.
-        read: the count over some trials; None where nothing tells it.
+        read: the count over some trials; None where nothing tells it. Those of a cell's requests
+            are read from the requests, see BothSides.
     """
 
     what: str
@@ -67,19 +69,10 @@ class Count:
         return worse / self.base if self.base else float(worse)
 
 
-def of_requests(name: str) -> Read:
-    """Return the reader of a column of requests, summed."""
-
-    def read(_trials: Sequence[TrialRow], requests: Sequence[RequestRow]) -> int | None:
-        return _sum([getattr(row, name) for row in requests])
-
-    return read
-
-
 def of_work(name: str) -> Read:
     """Return the reader of what engines counted of their work, summed."""
 
-    def read(trials: Sequence[TrialRow], _requests: Sequence[RequestRow]) -> int | None:
+    def read(trials: Sequence[TrialRow]) -> int | None:
         return _sum([trial.counters.get(name) for trial in trials])
 
     return read
@@ -88,25 +81,24 @@ def of_work(name: str) -> Read:
 def most_work(name: str) -> Read:
     """Return the reader of what engines came to, the most of it."""
 
-    def read(trials: Sequence[TrialRow], _requests: Sequence[RequestRow]) -> int | None:
+    def read(trials: Sequence[TrialRow]) -> int | None:
         return max(_whole([trial.counters.get(name) for trial in trials]), default=None)
 
     return read
 
 
-def _unread(_trials: Sequence[TrialRow], _requests: Sequence[RequestRow]) -> int | None:
+def _of_requests(_trials: Sequence[TrialRow]) -> int | None:
+    """Stand where a count is read from the requests of both sides, see BothSides."""
     return None
 
 
 COUNTERS: dict[str, Counter] = {
     "changed_replies": Counter(
-        what="replies of other tokens than the base's", follows_drafts=False, read=_unread
+        what="replies of other tokens than the base's", follows_drafts=False, read=_of_requests
     ),
-    "drafted": Counter(what="drafts", read=of_requests("drafted")),
-    "accepted": Counter(
-        what="drafts that were accepted", is_better_high=True, read=of_requests("accepted")
-    ),
-    "target_calls": Counter(what="decode forwards", read=of_requests("target_calls")),
+    "drafted": Counter(what="drafts", read=_of_requests),
+    "accepted": Counter(what="drafts that were accepted", is_better_high=True, read=_of_requests),
+    "target_calls": Counter(what="decode forwards", read=_of_requests),
     "mask_calls": Counter(what="masks filled", read=of_work("mask_calls")),
     "steps": Counter(what="engine steps", read=of_work("steps")),
     "positions": Counter(what="positions computed, padding included", read=of_work("positions")),
@@ -116,16 +108,72 @@ COUNTERS: dict[str, Counter] = {
     ),
     "kv_bytes": Counter(what="bytes of keys and values", scope="group", read=most_work("kv_bytes")),
 }
-"""Every counter a policy may name. `changed_replies` is read by comparing, not on either side."""
+"""Every counter a policy may name."""
+
+OF_REQUESTS = ("drafted", "accepted", "target_calls")
+"""The counters that are columns of requests, summed."""
+
+
+@dataclass(slots=True)
+class Spoken:
+    """What the requests of some trials come to together, told one by one.
+
+    Args:
+        sums: of OF_REQUESTS; None from the first request on that does not tell it.
+    """
+
+    requests: int = 0
+    sums: dict[str, int | None] = field(default_factory=lambda: dict.fromkeys(OF_REQUESTS, 0))
+
+    def take(self, replies: Sequence[Reply]) -> None:
+        """Add the requests of a trial."""
+        self.requests += len(replies)
+        for name, total in self.sums.items():
+            values = [total, *(getattr(reply, name) for reply in replies)]
+            self.sums[name] = _sum(values)
+
+    def count(self, name: str) -> int | None:
+        """Return a sum, None where a part of it is missing, or all."""
+        return self.sums[name] if self.requests else None
+
+
+@dataclass(slots=True)
+class BothSides:
+    """The requests of a cell on both sides, each read once.
+
+    Args:
+        compared, changed: replies whose ids both sides tell, and those of them that differ.
+    """
+
+    head: Spoken = field(default_factory=Spoken)
+    base: Spoken = field(default_factory=Spoken)
+    compared: int = 0
+    changed: int = 0
+
+    def take(self, ours: Sequence[Reply], theirs: Sequence[Reply]) -> None:
+        """Add the requests of a block; replies to the same prompt are compared."""
+        self.head.take(ours)
+        self.base.take(theirs)
+        expected = {reply.prompt_id: reply for reply in theirs}
+        for reply in ours:
+            other = expected.get(reply.prompt_id)
+            if reply.ids is not None and other is not None and other.ids is not None:
+                self.compared += 1
+                self.changed += not reply.has_ids_of(other)
+
+    def count(self, name: str) -> tuple[int | None, int | None]:
+        """Return a count of the head and of the base."""
+        if name in OF_REQUESTS:
+            return self.head.count(name), self.base.count(name)
+        return (self.changed, 0) if self.compared else (None, None)
 
 
 def counts(index: RunIndex) -> Iterator[Count]:
     """Yield every counter of every cell, then of every group, that at least one side tells."""
     found = list(pairs(index))
     for place, twin in found:
-        for name, counter in COUNTERS.items():
-            if counter.scope == "cell":
-                yield from _told(_cell_count(index, place, twin, name))
+        for count in _cell_counts(index, place, twin):
+            yield from _told(count)
     groups = dict.fromkeys((place.model, place.workload) for place, _ in found)
     for model, workload in groups:
         members = [pair for pair in found if (pair[0].model, pair[0].workload) == (model, workload)]
@@ -145,20 +193,20 @@ def _told(count: Count) -> Iterator[Count]:
         yield count
 
 
-def _cell_count(index: RunIndex, place: Place, twin: Place, name: str) -> Count:
+def _cell_counts(index: RunIndex, place: Place, twin: Place) -> Iterator[Count]:
     ours, theirs = shared_trials(index, place, twin)
-    counter = COUNTERS[name]
-    head: int | None
-    base: int | None
-    if name == "changed_replies":
-        head = _changed(index, ours, theirs)
-        base = None if head is None else 0
-    else:
-        head, base = (
-            counter.read(trials, list(index.measured(trials))) for trials in (ours, theirs)
-        )
-    exact = is_exact(index.cell(place)) or not counter.follows_drafts
-    return Count(name=name, place=place, head=head, base=base, is_exact=exact)
+    requests = BothSides()
+    for one, other in zip(ours, theirs, strict=True):
+        requests.take(index.heard(one), index.heard(other))
+    for name, counter in COUNTERS.items():
+        if counter.scope != "cell":
+            continue
+        if counter.read is _of_requests:
+            head, base = requests.count(name)
+        else:
+            head, base = counter.read(ours), counter.read(theirs)
+        exact = is_exact(index.cell(place)) or not counter.follows_drafts
+        yield Count(name=name, place=place, head=head, base=base, is_exact=exact)
 
 
 def _group_count(
@@ -177,8 +225,8 @@ def _group_count(
     return Count(
         name=name,
         place=group,
-        head=counter.read(ours, []),
-        base=counter.read(theirs, []),
+        head=counter.read(ours),
+        base=counter.read(theirs),
         is_exact=exact,
     )
 
@@ -186,19 +234,6 @@ def _group_count(
 def _was_resumed(index: RunIndex) -> bool:
     """Return whether engines began anew within the run, and forgot what they had come to."""
     return sum(row.phase == PREFLIGHT for row in index.data.conditions) > 1
-
-
-def _changed(index: RunIndex, ours: Sequence[TrialRow], theirs: Sequence[TrialRow]) -> int | None:
-    """Return how many replies differ by ids from the base's to the same prompt and block."""
-    compared = changed = 0
-    for one, other in zip(ours, theirs, strict=True):
-        expected = {row.prompt_id: row.token_ids for row in index.measured([other])}
-        for row in index.measured([one]):
-            ids = expected.get(row.prompt_id)
-            if row.token_ids is not None and ids is not None:
-                compared += 1
-                changed += row.token_ids != ids
-    return changed if compared else None
 
 
 def _sum(values: Sequence[int | None]) -> int | None:

@@ -276,7 +276,8 @@ def _doubt(index: RunIndex, place: Place, noisy: frozenset[Place]) -> str:
     if place.cell == ALL_CELLS:
         return ""
     for side in (place, place.other(on_side(place.cell, BASE))):
-        cached = sum(row.cached_tokens or 0 for row in index.measured(index.trials(side, "done")))
+        trials = index.trials(side, "done")
+        cached = sum(row.cached_tokens for trial in trials if (row := index.timed(trial)))
         if cached and not keeps_prefixes(index.cell(side)):
             return f"{side.cell}: {cached} prompt tokens came from a cache"
     return ""

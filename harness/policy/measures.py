@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from harness.stats import percentile, rate
 from harness.store.index import Place, RunIndex
-from harness.store.rows import RequestRow, TrialRow
+from harness.store.rows import TrialRow
 
-Read = Callable[[TrialRow, Sequence[RequestRow]], float | None]
+Read = Callable[[RunIndex, TrialRow], float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,24 +29,26 @@ class Metric:
     read: Read
 
 
-def _tok_s(trial: TrialRow, requests: Sequence[RequestRow]) -> float | None:
-    if any(row.count_source == "estimated" for row in requests):
+def _tok_s(index: RunIndex, trial: TrialRow) -> float | None:
+    block = index.timed(trial)
+    if block is not None and block.estimated:
         return None
     if trial.is_told_steps:
         return rate(trial.aggregate_tokens, trial.aggregate_s)
     return rate(trial.tokens, trial.wall_s)
 
 
-def _ttft_ms(_trial: TrialRow, requests: Sequence[RequestRow]) -> float | None:
-    median_s = percentile([row.ttft_s for row in requests if row.ttft_s is not None], 50)
+def _ttft_ms(index: RunIndex, trial: TrialRow) -> float | None:
+    times = [reply.ttft_s for reply in index.heard(trial) if reply.ttft_s is not None]
+    median_s = percentile(times, 50)
     return None if median_s is None else 1000 * median_s
 
 
-def _memory_bytes(trial: TrialRow, _requests: Sequence[RequestRow]) -> float | None:
+def _memory_bytes(_index: RunIndex, trial: TrialRow) -> float | None:
     return trial.peak_mlx_bytes
 
 
-def _mask_us(trial: TrialRow, _requests: Sequence[RequestRow]) -> float | None:
+def _mask_us(_index: RunIndex, trial: TrialRow) -> float | None:
     if not trial.replay_tokens or not trial.replay_mask_s:
         return None
     return 1e6 * trial.replay_mask_s / trial.replay_tokens
@@ -71,7 +73,7 @@ def by_block(index: RunIndex, place: Place, metric: Metric) -> Mapping[int, floa
     """Return a metric's positive values of a cell by block."""
     found: dict[int, float] = {}
     for trial in index.trials(place, "done"):
-        value = metric.read(trial, list(index.measured([trial])))
+        value = metric.read(index, trial)
         if value is not None and value > 0:
             found[trial.block] = value
     return found

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.cells.name import BASE, on_side, side_of
-from harness.judging.gates import outcome_of
+from harness.judging.cell_gates import outcome_of
 from harness.judging.grade import Grade, judge_conformance
 from harness.report.attribution import roofline, step_time
 from harness.report.figures import (
@@ -46,11 +46,19 @@ class CellReader:
     _figures: dict[tuple[Place, str], FigureRow] = field(init=False)
     _blocks: dict[Place, list[BlockRow]] = field(init=False)
     _totals: dict[Place, CellTotals] = field(init=False)
+    _curves: dict[Place, list[AcceptPoint]] = field(init=False)
+    _verdicts: dict[Place, list[GateRow]] = field(init=False)
 
     def __post_init__(self) -> None:
         data = self.index.data
         self._figures = {(_place(row), row.figure): row for row in data.figures}
         self._totals = {_place(row): row for row in data.totals}
+        self._verdicts = {}
+        for gate in self.gates:
+            self._verdicts.setdefault(Place(gate.model, gate.workload, gate.cell), []).append(gate)
+        self._curves = {}
+        for point in data.accept_curve:
+            self._curves.setdefault(_place(point), []).append(point)
         self._blocks = {}
         for row in data.blocks:
             self._blocks.setdefault(_place(row), []).append(row)
@@ -167,7 +175,7 @@ class CellReader:
             return None
         if totals.target_calls == 0 and not totals.drafted:
             return None  # replies of one token: prefill alone, and nothing to draft for
-        curve = [point for point in self.index.data.accept_curve if _place(point) == place]
+        curve = self._curves.get(place, [])
         width = 1 + max((point.position for point in curve), default=-1)
         counts = {point.position: (point.drafted, point.accepted) for point in curve}
         return Acceptance(
@@ -244,7 +252,7 @@ class CellReader:
 
     def _cell_refusals(self, place: Place) -> list[str]:
         cell, blocks = self.index.cell(place), self._blocks.get(place, [])
-        return cell_refusals(place, cell, blocks, self.gates)
+        return cell_refusals(place, cell, blocks, self._verdicts.get(place, ()))
 
 
 def _rate(block: BlockRow, figure: str) -> float | None:

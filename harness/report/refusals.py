@@ -63,7 +63,11 @@ def differs(ratio: Ratio, tolerance: float = TOLERANCE) -> bool:
 def cell_refusals(
     place: Place, cell: CellRow, blocks: Sequence[BlockRow], gates: Sequence[GateRow]
 ) -> list[str]:
-    """Return why the timing of one cell cannot be compared with anything."""
+    """Return why the timing of one cell cannot be compared with anything.
+
+    Args:
+        gates: of this cell.
+    """
     reasons = []
     failed = sum(block.failed for block in blocks)
     estimated = sum(block.estimated for block in blocks)
@@ -74,9 +78,10 @@ def cell_refusals(
         reasons.append(f"{place.cell}: {estimated} token counts are estimates")
     if cached and not keeps_prefixes(cell):
         reasons.append(f"{place.cell}: {cached} prompt tokens came from a cache")
-    if any(_fails(gate, "identity", place) for gate in gates):
+    failing = {gate.name for gate in gates if gate.status == "fail"}
+    if "identity" in failing:
         reasons.append(f"{place.cell}: token ids differ from its reference")
-    if any(_fails(gate, "law", place) for gate in gates):
+    if "law" in failing:
         reasons.append(f"{place.cell}: tokens do not come from the target's law")
     return reasons
 
@@ -144,8 +149,3 @@ def drift_reasons(groups: Sequence[Group]) -> list[str]:
 def typical_drift(group: Group) -> float | None:
     """Return the median drift of a group's cells, None where nothing ran twice."""
     return percentile([cell.drift for cell in group.cells if cell.drift is not None], 50)
-
-
-def _fails(gate: GateRow, name: str, place: Place) -> bool:
-    at = (gate.model, gate.workload, gate.cell) == (place.model, place.workload, place.cell)
-    return at and gate.name == name and gate.status == "fail"

@@ -24,7 +24,7 @@ from harness.report import (
 )
 from harness.running.interrupts import last_words
 from harness.running.run import Outcome
-from harness.store import EvalStore, GateRow
+from harness.store import EvalStore, RunData
 
 RUN_COMMAND = "fm run"
 
@@ -78,10 +78,11 @@ def conclude(store: EvalStore, run_id: str, outcome: Outcome, places: Places) ->
     if outcome.ending == "interrupted":
         return interrupted(store, run_id, places)
     status: EndStatus = "finished" if outcome.save is None else "failed"
-    found = _gates(store, run_id, status)
-    unsaved = _stored_verdict(store, run_id, found, status)
+    data = _judged(store, run_id, status)
+    unsaved = _stored_verdict(store, data, status)
     problems = unsaved if outcome.save is None else [outcome.save.reason]
-    report = build_report(replace(store.load_report(run_id), gates=found))
+    # Loaded anew, since which replies are shown depends on the gates and the end as stored.
+    report = build_report(replace(store.load_report(run_id), gates=data.gates))
     code = gates.exit_code(report.gates, is_unsaved=bool(problems))
     report = replace(report, exit_code=code)
     has_failures = code == exit_codes.INCOMPLETE and "failed" in store.trial_counts(run_id)
@@ -114,24 +115,23 @@ def resume_hint(run_id: str, places: Places) -> str:
     return f"go on with: {places.command} --resume {run_id} --db {database}"
 
 
-def _gates(store: EvalStore, run_id: str, status: EndStatus) -> tuple[GateRow, ...]:
-    """Return the gates of a run that ends so: they ask whether it came to its end."""
-    data = store.load_run(run_id)
-    return gates.evaluate(replace(data, run=replace(data.run, status=status)))
+def _judged(store: EvalStore, run_id: str, status: EndStatus) -> RunData:
+    """Return a run with the gates of one that ends so: they ask whether it came to its end."""
+    data = store.load_report(run_id)
+    found = gates.evaluate(replace(data, run=replace(data.run, status=status)))
+    return replace(data, gates=found)
 
 
-def _stored_verdict(
-    store: EvalStore, run_id: str, found: tuple[GateRow, ...], status: EndStatus
-) -> list[str]:
+def _stored_verdict(store: EvalStore, data: RunData, status: EndStatus) -> list[str]:
     """Store gates, ratios and the end of the run; return what the database did not take."""
-    saves = [store.record_gates(run_id, found)]
-    report = build_report(replace(store.load_report(run_id), gates=found))
+    run_id, report = data.run.run_id, build_report(data)
+    saves = [store.record_gates(run_id, data.gates)]
     saves.append(store.record_comparisons(run_id, comparison_rows(report)))
     saves.append(
         store.finish_run(
             run_id,
             status=status,
-            exit_code=gates.exit_code(found, is_unsaved=status == "failed"),
+            exit_code=gates.exit_code(data.gates, is_unsaved=status == "failed"),
             unquotable_reasons=report.unquotable_reasons,
         )
     )

@@ -6,25 +6,29 @@ acceptance promises its law instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.judging.law import portions
 from harness.planning.matrix import Pair
-from harness.sampling import params_of, promises_ids
-from harness.store.rows import RequestRow, TrialRecord
+from harness.sampling import always_promises_ids, params_of, promises_ids
+from harness.store import RequestRow, TrialRow
+from harness.store.replies import ReadReplies, Reply
 from harness.trials.target import Parting, SampledReply
 
-Replies = Mapping[str, RequestRow]
+ReadRequests = Callable[[TrialRow], Sequence[RequestRow]]
+"""Returns the requests of a trial by position."""
+
+Answers = Mapping[str, Reply]
 """Prompt id -> the reply to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A trial that ran, with the pair it belongs to."""
+    """A trial that ran, with the pair it belongs to; what it saw is in the database."""
 
     pair: Pair
-    record: TrialRecord
+    trial: TrialRow
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -32,83 +36,99 @@ class Finished:
         return (self.pair.model, self.pair.workload.name, self.pair.cell.name)
 
 
-def find_partings(finished: Sequence[Finished]) -> tuple[Parting, ...]:
-    """Return the replies of one model on one workload that differ from their reference by ids.
+def find_partings(finished: Sequence[Finished], read: ReadReplies) -> Iterator[Parting]:
+    """Yield the replies of one model on one workload that differ from their reference by ids.
 
-    Compared is within a block; a prompt that the reference did not answer there is not.
+    Compared is within a block, and one block is held at a time; a prompt that the reference did
+    not answer there is not compared.
     """
-    answers = {
-        (trial.record.trial.block, trial.pair.cell.name): {
-            row.prompt_id: row for row in _comparable(trial.record)
+    blocks: dict[int, list[Finished]] = {}
+    for item in finished:
+        blocks.setdefault(item.trial.block, []).append(item)
+    for block in blocks.values():
+        references = {item.pair.reference for item in block}
+        answers = {
+            name: _answers(read(item.trial))
+            for item in block
+            if (name := item.pair.cell.name) in references
         }
-        for trial in finished
-    }
-    return tuple(
-        parting
-        for trial in finished
-        if trial.pair.reference is not None
-        for parting in _partings(
-            trial, answers.get((trial.record.trial.block, trial.pair.reference), {})
-        )
-    )
+        for item in block:
+            expected = answers.get(item.pair.reference or "")
+            if expected:
+                yield from _partings(item, read(item.trial), expected)
 
 
-def find_sampled(finished: Sequence[Finished]) -> tuple[SampledReply, ...]:
-    """Return the replies of one model on one workload whose draws are judged by their law."""
+def find_sampled(finished: Sequence[Finished], read: ReadRequests) -> Iterator[SampledReply]:
+    """Yield the replies of one model on one workload whose draws are judged by their law."""
     by_cell: dict[str, list[Finished]] = {}
-    for trial in sorted(finished, key=lambda item: item.record.trial.block):
-        by_cell.setdefault(trial.pair.cell.name, []).append(trial)
-    return tuple(
-        SampledReply(
+    for item in sorted(finished, key=lambda item: item.trial.block):
+        if not always_promises_ids(item.pair.cell.config.acceptance):
+            by_cell.setdefault(item.pair.cell.name, []).append(item)
+    for items in by_cell.values():
+        yield from _sampled(items, read)
+
+
+def _sampled(finished: Sequence[Finished], read: ReadRequests) -> Iterator[SampledReply]:
+    """Yield what is judged of one cell."""
+    pair = finished[0].pair
+    prompts = {prompt.id: prompt for prompt in pair.workload.prompts}
+    due = (
+        row
+        for item in finished
+        for row in _told(read(item.trial))
+        if not promises_ids(pair.cell.config.acceptance, row)
+    )
+    for portion in portions(due):
+        yield SampledReply(
             row=portion.row,
             cell=pair.cell,
             workload=pair.workload,
-            prompt=next(item for item in pair.workload.prompts if item.id == portion.row.prompt_id),
+            prompt=prompts[portion.row.prompt_id],
             max_tokens=pair.max_tokens,
             draws=portion.draws,
         )
-        for trials in by_cell.values()
-        for pair in [trials[0].pair]
-        for portion in portions(
-            row
-            for trial in trials
-            for row in _comparable(trial.record)
-            if not promises_ids(pair.cell.config.acceptance, row)
-        )
-    )
 
 
-def _partings(trial: Finished, expected: Replies) -> Iterator[Parting]:
-    pair = trial.pair
-    reference_name = pair.reference or ""
+def _partings(item: Finished, replies: Sequence[Reply], expected: Answers) -> Iterator[Parting]:
+    pair = item.pair
     prompts = {prompt.id: prompt for prompt in pair.workload.prompts}
     seen: set[tuple[str, tuple[int, ...]]] = set()
-    for row in _comparable(trial.record):
-        reference = expected.get(row.prompt_id)
-        if reference is None or not promises_ids(pair.cell.config.acceptance, row):
+    for reply in _answers_told(replies):
+        reference = expected.get(reply.prompt_id)
+        if reference is None or not promises_ids(pair.cell.config.acceptance, reply):
             continue
-        ids, expected_ids = row.token_ids or (), reference.token_ids or ()
-        if ids == expected_ids:
+        if reply.has_ids_of(reference):
             continue
-        if (row.prompt_id, ids) in seen:
+        ids = reply.token_ids or ()
+        if (reply.prompt_id, ids) in seen:
             continue
-        seen.add((row.prompt_id, ids))
+        seen.add((reply.prompt_id, ids))
         yield Parting(
-            trial_id=row.trial_id,
-            reference=reference_name,
+            trial_id=reply.trial_id,
+            reference=pair.reference or "",
             cell=pair.cell,
             workload=pair.workload,
-            prompt=prompts[row.prompt_id],
+            prompt=prompts[reply.prompt_id],
             max_tokens=pair.max_tokens,
             reply=ids,
-            expected=expected_ids,
-            reply_ended=row.finish_reason == "stop",
+            expected=reference.token_ids or (),
+            reply_ended=reply.finish_reason == "stop",
             expected_ended=reference.finish_reason == "stop",
-            sampling=params_of(row),
+            sampling=params_of(reply),
         )
 
 
-def _comparable(record: TrialRecord) -> Iterator[RequestRow]:
-    for row in record.requests:
+def _answers(replies: Iterable[Reply]) -> Answers:
+    return {reply.prompt_id: reply for reply in _answers_told(replies)}
+
+
+def _answers_told(replies: Iterable[Reply]) -> Iterator[Reply]:
+    """Yield the measured replies that went well and have ids."""
+    return (reply for reply in replies if reply.status == "ok" and reply.ids is not None)
+
+
+def _told(rows: Iterable[RequestRow]) -> Iterator[RequestRow]:
+    """Yield, as _answers_told does, of requests."""
+    for row in rows:
         if row.phase == "measured" and row.status == "ok" and row.token_ids is not None:
             yield row

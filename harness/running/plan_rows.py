@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from engine.errors import SettingError
@@ -15,19 +15,22 @@ from harness.running.run import Planned
 from harness.store import (
     CellRow,
     ModelRow,
-    RequestRow,
     RunData,
     RunPlan,
     RunRow,
-    TrialRecord,
     TrialRow,
     WorkloadRow,
     new_id,
 )
+from harness.store.rows import TrialStatus
 from harness.workloads.workload import Workload
 
 Key = tuple[str, str, str, int]
 """Model key, workload hash, cell hash, block: what makes a trial unique in its run."""
+
+PENDING: Collection[TrialStatus] = frozenset({"pending"})
+TO_DO: Collection[TrialStatus] = frozenset({"pending", "failed"})
+"""Statuses of the trials that going on with a run runs, unless what failed has to be kept."""
 
 
 def run_plan(
@@ -73,23 +76,29 @@ def plan_trials(matrix: Matrix, run_id: str, models: Mapping[str, ModelRow]) -> 
     ]
 
 
-def pending_trials(matrix: Matrix, data: RunData, models: Mapping[str, ModelRow]) -> list[Planned]:
+def pending_trials(
+    matrix: Matrix,
+    stored: RunPlan,
+    models: Mapping[str, ModelRow],
+    wanted: Collection[TrialStatus] = TO_DO,
+) -> list[Planned]:
     """Return the trials of a stored run that are still to do, in the order of the plan.
 
-    Those that failed are among them, as another attempt, unless a correctness gate has failed: what
-    speaks against a run is not run again until it speaks no more.
+    Those that failed are among them, as another attempt.
+
+    Args:
+        wanted: statuses of trials that are to do.
 
     Raises:
         SettingError: the matrix is not the one that the run was planned with.
     """
-    rows = {_key_of(row): row for row in data.trials}
+    rows = {_key_of(row): row for row in stored.trials}
     found = [(trial, rows.get(_key(trial, models))) for trial in matrix.trials()]
-    if any(row is None for _, row in found) or matrix.digest != data.run.plan_hash:
+    if any(row is None for _, row in found) or matrix.digest != stored.run.plan_hash:
         raise SettingError(
-            f"run {data.run.run_id} was planned with other cells, workloads or models than there "
+            f"run {stored.run.run_id} was planned with other cells, workloads or models than there "
             "are now; start a new run"
         )
-    wanted = {"pending"} if keeps_failures(data) else {"pending", "failed"}
     return [
         Planned(trial, _next_attempt(row))
         for trial, row in found
@@ -98,9 +107,11 @@ def pending_trials(matrix: Matrix, data: RunData, models: Mapping[str, ModelRow]
 
 
 def keeps_failures(data: RunData) -> bool:
-    """True for a run with failed trials in which a correctness gate has failed as well."""
-    has_failures = any(row.status == "failed" for row in data.trials)
-    return has_failures and any(gate.status == "fail" for gate in gates.evaluate(data))
+    """True for a run in which a correctness gate has failed.
+
+    What speaks against a run is not run again until it speaks no more.
+    """
+    return any(gate.status == "fail" for gate in gates.evaluate(data))
 
 
 def _next_attempt(row: TrialRow) -> TrialRow:
@@ -120,15 +131,15 @@ def _next_attempt(row: TrialRow) -> TrialRow:
     )
 
 
-def skipping_as_planned(matrix: Matrix, data: RunData) -> Matrix:
+def skipping_as_planned(matrix: Matrix, stored: RunPlan) -> Matrix:
     """Return the matrix without the pairs that a stored run left out when it began.
 
     What stood in their way, such as a model out of reach, may be gone; the run goes on as planned.
     """
-    names = {row.key: row.name for row in data.models}
+    names = {row.key: row.name for row in stored.models}
     reasons = {
         (names[row.model], row.workload, row.cell): row.reason
-        for row in data.trials
+        for row in stored.trials
         if row.status == "skipped"
     }
     pairs = (
@@ -143,18 +154,12 @@ def _names(pair: Pair) -> tuple[str, str, str]:
 
 
 def finished_trials(
-    matrix: Matrix, data: RunData, models: Mapping[str, ModelRow]
+    matrix: Matrix, stored: RunPlan, models: Mapping[str, ModelRow]
 ) -> list[Finished]:
-    """Return the trials of a stored run that were done, with their requests."""
-    rows = {_key_of(row): row for row in data.trials if row.status == "done"}
-    requests: dict[str, list[RequestRow]] = {}
-    for request in data.requests:
-        requests.setdefault(request.trial_id, []).append(request)
+    """Return the trials of a stored run that were done."""
+    rows = {_key_of(row): row for row in stored.trials if row.status == "done"}
     return [
-        Finished(
-            trial.pair,
-            TrialRecord(trial=row, requests=tuple(requests.get(row.trial_id, ()))),
-        )
+        Finished(trial.pair, row)
         for trial in matrix.trials()
         if (row := rows.get(_key(trial, models))) is not None
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from typing import Literal
 
 from engine.errors import FmError, bug_line
@@ -131,7 +132,7 @@ class RunLoop:
                 self._save(self.store.record_trial(record, conditions))
             pending.remove(item)
             if record.trial.status == "done":
-                finished.append(Finished(item.trial.pair, record))
+                finished.append(Finished(item.trial.pair, record.trial))
                 self.time_left.record(item.key, item.weight, seconds)
             self.progress.done(item.label, _told(record), self._estimate(pending))
         return finished
@@ -172,10 +173,12 @@ class RunLoop:
         A parting that could not be judged stays unexplained, which the identity gate of a run that
         came to its end fails; draws that could not be judged leave the law gate incomplete.
         """
-        partings, sampled = find_partings(finished), find_sampled(finished)
-        if (partings or sampled) and self._open(model):
+        partings = find_partings(finished, self.store.replies)
+        sampled = tuple(find_sampled(finished, self.store.requests))
+        first = tuple(islice(partings, 1))
+        if (first or sampled) and self._open(model):
             return
-        for parting in partings:
+        for parting in chain(first, partings):
             try:
                 rows = self.target.judge(parting)
             except Exception as error:  # noqa: BLE001  # the run loop records and goes on

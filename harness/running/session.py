@@ -7,7 +7,7 @@ trial and raised as FmError; after that nothing raises, and what happened is in 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +32,8 @@ from harness.running.conclusion import Concluded, Places, conclude, interrupted,
 from harness.running.interrupts import interruptible, last_words, uninterrupted
 from harness.running.partings import Finished
 from harness.running.plan_rows import (
+    PENDING,
+    TO_DO,
     choices_of,
     finished_trials,
     keeps_failures,
@@ -53,6 +55,7 @@ from harness.store import (
     new_id,
     utc_now,
 )
+from harness.store.rows import TrialStatus
 from harness.trials.target import CannotRunError, Target
 from harness.workloads.workload import load_workload
 
@@ -120,19 +123,25 @@ class Session:
             choices = choices_of(run)
             with claimed(store.path, run.run_id), watch_of(choices.target) as watch:
                 check_unfinished(store.find_run(run.run_id))
-                data = store.load_run(run.run_id)
-                matrix, models = self._prepared(skipping_as_planned(matrix_of(choices), data))
-                pending_trials(matrix, data, models)
+                stored = store.load_plan(run.run_id)
+                matrix, models = self._prepared(skipping_as_planned(matrix_of(choices), stored))
+                pending_trials(matrix, stored, models)
                 watched = Watched(watch, watch.preflight())
                 store.resume_run(run.run_id)
-                data = store.load_run(run.run_id)
-                planned = pending_trials(matrix, data, models)
-                if keeps_failures(data):
-                    self.progress.note(KEPT)
-                earlier = finished_trials(matrix, data, models)
+                stored = store.load_plan(run.run_id)
+                planned = pending_trials(matrix, stored, models, self._wanted(store, stored))
+                earlier = finished_trials(matrix, stored, models)
                 return self._through(
                     store, run.run_id, lambda: self._looped(store, run, planned, earlier, watched)
                 )
+
+    def _wanted(self, store: EvalStore, stored: RunPlan) -> Collection[TrialStatus]:
+        """Return the statuses of trials that are run, and say it where failed ones are not."""
+        has_failures = any(row.status == "failed" for row in stored.trials)
+        if has_failures and keeps_failures(store.load_report(stored.run.run_id)):
+            self.progress.note(KEPT)
+            return PENDING
+        return TO_DO
 
     @contextmanager
     def _store(self, open_store: Callable[..., EvalStore]) -> Iterator[EvalStore]:

@@ -10,7 +10,7 @@ import math
 import numbers
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeAlias, TypeVar
 
@@ -24,8 +24,11 @@ Column: TypeAlias = int | float | str | None
 _TEXT_INTEGERS = frozenset({"seed"})
 """Columns whose integers use all 64 unsigned bits, one more than SQLite's INTEGER has."""
 
-_PLANS: dict[type[Any], tuple[tuple[str, str, Any], ...]] = {}
-"""Filled by _plan: resolving the types of a class takes longer than writing a row."""
+Reader = Callable[[Any], Any]
+"""Makes the value of a field of what its column holds, which is not NULL."""
+
+_PLANS: dict[type[Any], tuple[tuple[str, str, Reader | None], ...]] = {}
+"""Filled by _plan: resolving the types of a class takes longer than writing or reading a row."""
 
 
 def encode(row: Any) -> dict[str, Column]:
@@ -38,13 +41,25 @@ def decode(kind: type[T], columns: Mapping[str, Any]) -> T:
 
     Extra columns are left aside, and what is missing takes its default: another version wrote it.
     """
-    return kind(
-        **{
-            name: _value(name, hint, columns[column])
-            for name, column, hint in _plan(kind)
-            if column in columns
-        }
-    )
+    return decoder(kind, list(columns))(list(columns.values()))
+
+
+def decoder(kind: type[T], columns: Sequence[str]) -> Callable[[Sequence[Any]], T]:
+    """Return what builds a row dataclass, as decode does, from the values of these columns."""
+    places = {column: place for place, column in enumerate(columns)}
+    parts = [
+        (name, places[column], reader) for name, column, reader in _plan(kind) if column in places
+    ]
+    readers = [(name, reader) for name, _, reader in parts if reader is not None]
+
+    def read(values: Sequence[Any]) -> T:
+        found = {name: values[place] for name, place, _ in parts}
+        for name, reader in readers:
+            if found[name] is not None:
+                found[name] = reader(found[name])
+        return kind(**found)
+
+    return read
 
 
 def column_names(kind: type[Any]) -> tuple[str, ...]:
@@ -96,20 +111,20 @@ def _column(name: str, value: Any) -> Column:
     return typing.cast(Column, plain)
 
 
-def _value(name: str, hint: Any, column: Any) -> Any:
-    if column is None:
-        return None
+def _reader(name: str, hint: Any) -> Reader | None:
+    """Return how a column becomes the value of a field, None where it is that already."""
     kind = _bare(hint)
     if kind is tuple:
-        return tuple(_loaded(name, column, list))
+        return lambda column: () if column == "[]" else tuple(loaded(name, column, list))
     if kind is Mapping:
-        return _loaded(name, column, dict)
+        return lambda column: loaded(name, column, dict)
     if kind is bool:
-        return bool(column)
-    return int(column) if name in _TEXT_INTEGERS else column
+        return bool
+    return int if name in _TEXT_INTEGERS else None
 
 
-def _loaded(name: str, column: Any, kind: type[Any]) -> Any:
+def loaded(name: str, column: Any, kind: type[Any]) -> Any:
+    """Return the list or object that a column holds as JSON; StoreError for anything else."""
     try:
         value = json.loads(column)
     except (ValueError, TypeError, RecursionError):
@@ -122,12 +137,16 @@ def _loaded(name: str, column: Any, kind: type[Any]) -> Any:
     return value
 
 
-def _plan(kind: type[Any]) -> tuple[tuple[str, str, Any], ...]:
-    """Return field name, column name and type of each field of a row dataclass."""
+def _plan(kind: type[Any]) -> tuple[tuple[str, str, Reader | None], ...]:
+    """Return field name, column name and reader of each field of a row dataclass."""
     if kind not in _PLANS:
         hints = typing.get_type_hints(kind)
         _PLANS[kind] = tuple(
-            (item.name, item.metadata.get("column", item.name), hints[item.name])
+            (
+                item.name,
+                item.metadata.get("column", item.name),
+                _reader(item.name, hints[item.name]),
+            )
             for item in fields(kind)
         )
     return _PLANS[kind]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from harness.store.loaded import FailedReply, ReplyGroup, RunData
+from harness.store.loaded import BlockRow, FailedReply, ReplyGroup, RunData
+from harness.store.replies import ReadReplies, Reply, replies_of
 from harness.store.rows import (
     CellRow,
     DivergenceRow,
     LawRow,
     ModelRow,
-    RequestRow,
     TrialRow,
     WorkloadRow,
 )
@@ -43,9 +43,11 @@ class RunIndex:
     _workload_by_hash: dict[str, WorkloadRow] = field(init=False)
     _model_by_key: dict[str, ModelRow] = field(init=False)
     _trials: dict[Place, list[TrialRow]] = field(init=False)
-    _requests: dict[str, list[RequestRow]] = field(init=False)
+    _read_replies: ReadReplies = field(init=False)
     _replies: dict[Place, list[ReplyGroup]] = field(init=False)
     _failed: dict[str, list[FailedReply]] = field(init=False)
+    _timed: dict[str, BlockRow] = field(init=False)
+    _places: tuple[Place, ...] = field(init=False)
     _divergences: dict[tuple[str, str, str], list[DivergenceRow]] = field(init=False)
     _laws: dict[tuple[str, int], LawRow] = field(init=False)
 
@@ -60,15 +62,15 @@ class RunIndex:
         self._trials = defaultdict(list)
         for trial in data.trials:
             self._trials[self.place_of(trial)].append(trial)
-        self._requests = defaultdict(list)
-        for request in data.requests:
-            self._requests[request.trial_id].append(request)
+        self._places = tuple(sorted(self._trials, key=self._print_order))
+        self._read_replies = data.read_replies or replies_of(data.requests)
         self._replies = defaultdict(list)
         for group in data.replies:
             self._replies[Place(group.model, group.workload, group.cell)].append(group)
         self._failed = defaultdict(list)
         for reply in data.failed:
             self._failed[reply.trial_id].append(reply)
+        self._timed = {row.trial_id: row for row in data.blocks}
         self._divergences = defaultdict(list)
         for row in data.divergences:
             self._divergences[row.trial_id, row.prompt_id, row.reference].append(row)
@@ -85,7 +87,7 @@ class RunIndex:
 
     def places(self) -> tuple[Place, ...]:
         """Return every place that was planned, in the order reports print them."""
-        return tuple(sorted(self._trials, key=self._print_order))
+        return self._places
 
     def cell(self, place: Place) -> CellRow:
         """Return the cell of a place."""
@@ -96,9 +98,13 @@ class RunIndex:
         found = self._trials.get(place, [])
         return tuple(trial for trial in found if not status or trial.status == status)
 
-    def has_pending(self, place: Place) -> bool:
-        """True while a trial of the same model and workload still has to run."""
-        return any(
+    def may_wait(self, place: Place) -> bool:
+        """True while replies of a place may not have been judged yet.
+
+        They are judged behind the last trial of their model and workload, and a run that did not
+        come to its end may have been cut short right there.
+        """
+        return self.data.run.status != "finished" or any(
             trial.status == "pending"
             for other, trials in self._trials.items()
             if (other.model, other.workload) == (place.model, place.workload)
@@ -128,13 +134,22 @@ class RunIndex:
         trials = self.trials(place)
         return bool(trials) and all(trial.status == "skipped" for trial in trials)
 
-    def measured(self, trials: Iterable[TrialRow]) -> Iterator[RequestRow]:
-        """Yield the measured requests of some trials, warm-up left out."""
-        assert self.data.has_requests, "single requests were not loaded; see EvalStore.load_report"
+    def blocks(self) -> Iterator[tuple[TrialRow, ...]]:
+        """Yield the trials of one model on one workload in one block, in the order they ran."""
+        found: dict[tuple[int, str, str], list[TrialRow]] = {}
+        for trial in self.data.trials:
+            place = self.place_of(trial)
+            found.setdefault((trial.block, place.model, place.workload), []).append(trial)
+        yield from map(tuple, found.values())
+
+    def heard(self, trial: TrialRow) -> Sequence[Reply]:
+        """Return the measured replies of a trial, warm-up left out; read anew at each call."""
+        return self._read_replies(trial)
+
+    def measured(self, trials: Iterable[TrialRow]) -> Iterator[Reply]:
+        """Yield the measured replies of some trials, one trial in memory at a time."""
         for trial in trials:
-            for request in self._requests.get(trial.trial_id, []):
-                if request.phase == "measured":
-                    yield request
+            yield from self.heard(trial)
 
     def replies(self, place: Place) -> tuple[ReplyGroup, ...]:
         """Return the measured replies of a place, counted by what a report tells of them."""
@@ -144,13 +159,17 @@ class RunIndex:
         """Return the replies of a trial with something wrong, by position."""
         return tuple(self._failed.get(trial.trial_id, ()))
 
+    def timed(self, trial: TrialRow) -> BlockRow | None:
+        """Return what a finished trial comes to, None for one that is not finished."""
+        return self._timed.get(trial.trial_id)
+
     def judged(self, trial_id: str, prompt_id: str, reference: str) -> tuple[DivergenceRow, ...]:
         """Return what the oracle said of a reply that parts from the reference cell's."""
         return tuple(self._divergences.get((trial_id, prompt_id, reference), []))
 
-    def law(self, request: RequestRow) -> LawRow | None:
+    def law(self, reply: Reply) -> LawRow | None:
         """Return what the oracle said of a sampled reply's draws, None where it was not asked."""
-        return self._laws.get((request.trial_id, request.position))
+        return self._laws.get((reply.trial_id, reply.position))
 
     def _print_order(self, place: Place) -> tuple[str, str, bool, int, tuple[int, ...], str]:
         cell = self.cells[place.cell]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from engine.errors import UnknownNameError
+from harness.store.replies import ReadReplies
 from harness.store.rows import (
     AcceptRow,
     CellRow,
@@ -192,10 +193,11 @@ class RunData:
     """Everything stored about one run, in a fixed order: same rows, same value.
 
     Args:
-        requests, accepts, laws: single observations, which only gates and a resumed run need;
-            empty where `has_requests` is False.
+        requests, accepts: single observations; empty where `read_replies` is there instead.
         figures, blocks, totals, accept_curve, replies, failed: what the views say of it.
         parted: cells whose replies are not their reference's, each with some of these.
+        read_replies: reads single replies while the store is open, for who needs them; None where
+            `requests` holds them all.
     """
 
     run: RunRow
@@ -216,7 +218,7 @@ class RunData:
     replies: tuple[ReplyGroup, ...]
     failed: tuple[FailedReply, ...]
     parted: tuple[PartedCell, ...] = ()
-    has_requests: bool = True
+    read_replies: ReadReplies | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import sqlite3
 from dataclasses import replace
 from typing import TypeVar
 
-from harness.store.codec import decode
+from harness.store.codec import column_names, decode, decoder
 from harness.store.loaded import (
     AcceptPoint,
     BlockRow,
@@ -19,6 +19,7 @@ from harness.store.loaded import (
     RunNames,
 )
 from harness.store.partings import parted_cells
+from harness.store.replies import Reply
 from harness.store.rows import (
     AcceptRow,
     CellRow,
@@ -29,6 +30,7 @@ from harness.store.rows import (
     ModelRow,
     PromotionRow,
     RequestRow,
+    RunPlan,
     RunRow,
     TrialRow,
     WorkloadRow,
@@ -113,33 +115,40 @@ def pending_trials(raw: sqlite3.Connection, run_id: str) -> tuple[TrialRow, ...]
 
 def run_data(raw: sqlite3.Connection, run_id: str) -> RunData | None:
     """Return everything about one run, None when there is no such run."""
-    data = _figures(raw, run_id)
-    return None if data is None else _with_requests(raw, data)
-
-
-def report_data(raw: sqlite3.Connection, run_id: str) -> RunData | None:
-    """Return what a report needs: single requests only where no gates are stored to be read."""
-    data = _figures(raw, run_id)
-    return data if data is None or data.gates else _with_requests(raw, data)
-
-
-def _with_requests(raw: sqlite3.Connection, data: RunData) -> RunData:
-    run_id = data.run.run_id
+    data = report_data(raw, run_id)
+    if data is None:
+        return None
     return replace(
         data,
         requests=_of_trials(raw, RequestRow, "requests", "position", run_id),
         accepts=_of_trials(raw, AcceptRow, "accept_pos", "pos", run_id),
-        laws=_of_trials(raw, LawRow, "laws", "position", run_id),
-        has_requests=True,
     )
 
 
-def _figures(raw: sqlite3.Connection, run_id: str) -> RunData | None:
-    """Return all about one run but its single requests, None when there is no such run."""
+def replies(raw: sqlite3.Connection, trial: TrialRow) -> tuple[Reply, ...]:
+    """Return the measured replies of a trial by position; none where it is not as it was read."""
+    query = f"""
+        SELECT {", ".join(column_names(Reply))} FROM requests AS r
+        WHERE trial_id = ? AND phase = 'measured' AND EXISTS (
+            SELECT 1 FROM trials AS t WHERE t.trial_id = r.trial_id AND t.status = ?
+            AND json_array_length(t.failed_before) = ?)
+        ORDER BY position
+    """
+    return _rows(raw, Reply, query, trial.trial_id, trial.status, trial.attempt)
+
+
+def requests(raw: sqlite3.Connection, trial_id: str) -> tuple[RequestRow, ...]:
+    """Return all requests of a trial, by position."""
+    query = "SELECT * FROM requests WHERE trial_id = ? ORDER BY position"
+    return _rows(raw, RequestRow, query, trial_id)
+
+
+def plan(raw: sqlite3.Connection, run_id: str) -> RunPlan | None:
+    """Return what a run was planned as, its trials as they are now; None for no such run."""
     found = raw.execute(f"{_RUNS} WHERE run_id = ?", (run_id,)).fetchone()
     if found is None:
         return None
-    data = RunData(
+    return RunPlan(
         run=_run(found),
         models=_named(raw, ModelRow, "models", "key", "model", run_id),
         workloads=_named(raw, WorkloadRow, "workloads", "content_hash", "workload", run_id),
@@ -150,12 +159,26 @@ def _figures(raw: sqlite3.Connection, run_id: str) -> RunData | None:
             "SELECT * FROM trials WHERE run_id = ? ORDER BY block, order_in_block, trial_id",
             run_id,
         ),
+    )
+
+
+def report_data(raw: sqlite3.Connection, run_id: str) -> RunData | None:
+    """Return all about one run but its single requests, None when there is no such run."""
+    planned = plan(raw, run_id)
+    if planned is None:
+        return None
+    data = RunData(
+        run=planned.run,
+        models=planned.models,
+        workloads=planned.workloads,
+        cells=planned.cells,
+        trials=planned.trials,
         requests=(),
         accepts=(),
         divergences=_of_trials(
             raw, DivergenceRow, "divergences", "prompt_id, reference, position", run_id
         ),
-        laws=(),
+        laws=_of_trials(raw, LawRow, "laws", "position", run_id),
         conditions=_of_run(raw, ConditionRow, "conditions", "sampled_at, phase", run_id),
         gates=_of_run(raw, GateRow, "gates", f"name, {_NAMES}", run_id),
         figures=_of_run(raw, FigureRow, "v_figure", f"{_NAMES}, figure", run_id),
@@ -170,7 +193,6 @@ def _figures(raw: sqlite3.Connection, run_id: str) -> RunData | None:
             run_id,
         ),
         failed=_of_run(raw, FailedReply, "v_failed_reply", "trial_id, position", run_id),
-        has_requests=False,
     )
     return replace(data, parted=parted_cells(raw, data))
 
@@ -195,8 +217,9 @@ def _run(row: sqlite3.Row) -> RunRow:
     return decode(RunRow, {**dict(row), "environment": row["content"]})
 
 
-def _rows(raw: sqlite3.Connection, kind: type[T], query: str, *values: str) -> tuple[T, ...]:
-    return tuple(decode(kind, dict(row)) for row in raw.execute(query, values))
+def _rows(raw: sqlite3.Connection, kind: type[T], query: str, *values: str | int) -> tuple[T, ...]:
+    rows = raw.execute(query, values)
+    return tuple(map(decoder(kind, [column[0] for column in rows.description]), rows))
 
 
 def _named(

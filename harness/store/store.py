@@ -7,6 +7,7 @@ import sqlite3
 import tempfile
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -19,6 +20,7 @@ from harness.store.history import Names, PastCell, past_cells
 from harness.store.loaded import RunData, RunFilter, RunNames
 from harness.store.merge import MergeOutcome
 from harness.store.outcomes import ImportOutcome, SaveOutcome
+from harness.store.replies import Reply
 from harness.store.rows import (
     ComparisonRow,
     ConditionRow,
@@ -26,6 +28,7 @@ from harness.store.rows import (
     GateRow,
     LawRow,
     PromotionRow,
+    RequestRow,
     RunPlan,
     RunRow,
     TrialRecord,
@@ -174,14 +177,31 @@ class EvalStore:
         return self._known(run_id, self._connection.read(lambda raw: reads.run_data(raw, run_id)))
 
     def load_report(self, run_id: str) -> RunData:
-        """Return what a report of a run needs, which is small however many requests it has.
+        """Return what reports and gates of a run need, which is small however many requests it has.
 
-        Single requests are there only for a run whose gates were not stored yet. Raises as
-        load_run does.
+        Single replies are read one trial at a time where they are asked for, as long as the store
+        is open. Raises as load_run does.
         """
-        return self._known(
+        data = self._known(
             run_id, self._connection.read(lambda raw: reads.report_data(raw, run_id))
         )
+        return replace(data, read_replies=self.replies)
+
+    def load_plan(self, run_id: str) -> RunPlan:
+        """Return what a run was planned as, its trials as they are now; raises as load_run does."""
+        return self._known(run_id, self._connection.read(lambda raw: reads.plan(raw, run_id)))
+
+    def requests(self, trial: TrialRow) -> tuple[RequestRow, ...]:
+        """Return all that was asked in a trial, warm-up included, by position."""
+        return self._connection.read(lambda raw: reads.requests(raw, trial.trial_id))
+
+    def replies(self, trial: TrialRow) -> tuple[Reply, ...]:
+        """Return what was measured in a trial, without texts, by position.
+
+        Nothing where the trial has been run or run again since its row was read: what it saw then
+        does not go with that row.
+        """
+        return self._connection.read(lambda raw: reads.replies(raw, trial))
 
     def record_trial(
         self, record: TrialRecord, conditions: Sequence[ConditionRow] = ()
@@ -342,7 +362,7 @@ class EvalStore:
     ) -> None:
         self.close()
 
-    def _known(self, run_id: str, data: RunData | None) -> RunData:
+    def _known(self, run_id: str, data: T | None) -> T:
         if data is None:
             raise UnknownNameError("run", run_id, [run.run_id for run in self.list_runs(10)])
         return data

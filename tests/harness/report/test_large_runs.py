@@ -7,9 +7,12 @@ import random
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from sqlite_utils import Database
@@ -17,10 +20,11 @@ from sqlite_utils import Database
 from harness.judging import gates
 from harness.judging.grade import conformance_lower_bound
 from harness.report import build_report, plain_report, to_json, to_markdown
-from harness.store import EvalStore, RunData
+from harness.store import EvalStore, RunData, TrialRow
 from harness.store.connection import MIGRATIONS
 from harness.store.index import RunIndex
 from harness.store.migrations import migrations
+from harness.store.replies import Reply
 from tests.harness.report.full_run import failed_run, full_run
 from tests.harness.results.published import database, steady_run
 from tests.harness.store.sample_run import Sample
@@ -43,26 +47,72 @@ def test_a_report_without_single_requests_is_the_report_with_them(
         sample.store_in(store)
         store.record_gates(sample.run_id, gates.evaluate(store.load_run(sample.run_id)))
         lean, whole = store.load_report(sample.run_id), store.load_run(sample.run_id)
-    assert (lean.has_requests, whole.has_requests) == (False, True)
     assert lean.requests == ()
     assert whole.requests
     assert texts(lean) == texts(whole)
 
 
-def test_a_run_whose_gates_are_not_stored_yet_is_read_whole(tmp_path: Path) -> None:
-    sample = failed_run()
+@pytest.mark.parametrize("make", SAMPLES.values(), ids=SAMPLES.keys())
+def test_gates_say_the_same_of_replies_that_are_read_one_trial_at_a_time(
+    tmp_path: Path, make: Callable[[], Sample]
+) -> None:
+    sample = make()
+    with EvalStore.open(tmp_path / "fm.db") as store:
+        sample.store_in(store)
+        lean, whole = store.load_report(sample.run_id), store.load_run(sample.run_id)
+        assert not lean.gates
+        assert gates.evaluate(lean) == gates.evaluate(whole)
+        assert texts(lean) == texts(whole)
+
+
+def test_gates_hold_the_replies_of_one_block_at_a_time(tmp_path: Path) -> None:
+    """What is kept of a reply is a digest; a run of any length fits into memory."""
+    sample = full_run(blocks=9)
+    held: set[int] = set()
+    most = 0
+
+    def counted(trial: TrialRow) -> Sequence[Reply]:
+        nonlocal most
+        replies = [Counted(reply, held) for reply in read(trial)]
+        most = max(most, len(held))
+        return cast(Sequence[Reply], replies)
+
     with EvalStore.open(tmp_path / "fm.db") as store:
         sample.store_in(store)
         data = store.load_report(sample.run_id)
-    assert data.has_requests
-    assert "fail" in {gate.status for gate in build_report(data).gates}
+        read = data.read_replies
+        assert read is not None
+        expected = gates.evaluate(data)
+        assert gates.evaluate(replace(data, read_replies=counted)) == expected
+    blocks = Counter(
+        (trial.block, trial.model, trial.workload)
+        for record in sample.records
+        for trial in [record.trial]
+        for request in record.requests
+        if request.phase == "measured"
+    )
+    # The block that is read, and the one that was read before it.
+    assert most <= 2 * max(blocks.values()) < len(blocks) * min(blocks.values())
+    assert not held
 
 
-def test_nobody_takes_requests_that_were_not_loaded_for_none(tmp_path: Path) -> None:
+class Counted:
+    """A reply that is known to be held as long as anybody has it."""
+
+    def __init__(self, reply: Reply, held: set[int]) -> None:
+        self._reply = reply
+        held.add(id(self))
+        weakref.finalize(self, held.discard, id(self))
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._reply, name)
+
+
+def test_nobody_takes_requests_that_cannot_be_read_any_more_for_none(tmp_path: Path) -> None:
     path = database(tmp_path, steady_run())
     with EvalStore.open(path) as store:
         data = store.load_report(store.find_run("latest").run_id)
-    with pytest.raises(AssertionError, match="were not loaded"):
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         list(RunIndex(data).measured(data.trials))
 
 

@@ -89,7 +89,7 @@ class Bench:
     run_id: str
 
     def go(self, target: Scripted, stream: io.StringIO | None = None) -> Outcome:
-        data = self.data
+        stored = self.store.load_plan(self.run_id)
         loop = RunLoop(
             store=self.store,
             target=target,
@@ -98,8 +98,8 @@ class Bench:
             clock=target.clock,
         )
         return loop.run(
-            pending_trials(self.matrix, data, self.models),
-            finished_trials(self.matrix, data, self.models),
+            pending_trials(self.matrix, stored, self.models),
+            finished_trials(self.matrix, stored, self.models),
         )
 
     @property
@@ -229,7 +229,7 @@ def test_a_run_is_not_resumed_under_another_plan(tmp_path: Path) -> None:
     bench = begin(tmp_path)
     other = matrix_of(Choices(cells=("serial",), models=("m",), workloads=("chat",)))
     with pytest.raises(SettingError, match="start a new run"):
-        pending_trials(other, bench.data, bench.models)
+        pending_trials(other, bench.store.load_plan(bench.run_id), bench.models)
 
 
 def test_a_reply_that_parts_is_judged_and_turns_the_gate_red(tmp_path: Path) -> None:
@@ -363,7 +363,8 @@ def test_a_store_that_takes_no_more_rows_ends_the_run_and_keeps_the_sample(tmp_p
         observe=condition,
         clock=target.clock,
     )
-    outcome = loop.run(pending_trials(bench.matrix, bench.data, bench.models), [])
+    stored = bench.store.load_plan(bench.run_id)
+    outcome = loop.run(pending_trials(bench.matrix, stored, bench.models), [])
     assert outcome.ending == "spooled"
     assert outcome.save is not None
     assert outcome.save.reason == "disk full"
