@@ -100,9 +100,8 @@ def identity(index: RunIndex, place: Place) -> Iterator[GateRow]:
     if reference is None or is_law:
         return
     compared = list(_compared(index, place, reference))
-    # Replies are judged behind the last trial of their model and workload.
     waiting = [prompt for prompt, reply in compared if reply.is_unjudged]
-    waiting = waiting if _is_unfinished(index) or index.has_pending(place) else []
+    waiting = waiting if index.may_wait(place) else []
     verdict = sum_up(
         (prompt, reply) for prompt, reply in compared if not (waiting and reply.is_unjudged)
     )
@@ -249,11 +248,6 @@ def _replies(index: RunIndex, place: Place) -> Iterator[RequestRow]:
         for request in index.measured([trial]):
             if trial.status != "failed" or request.status == "ok":
                 yield request
-
-
-def _is_unfinished(index: RunIndex) -> bool:
-    """True for a run that ended before the oracle was asked of everything, or may have."""
-    return index.data.run.status in ("interrupted", "failed")
 
 
 def _is_comparable(one: RequestRow, other: RequestRow) -> bool:

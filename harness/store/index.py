@@ -96,9 +96,13 @@ class RunIndex:
         found = self._trials.get(place, [])
         return tuple(trial for trial in found if not status or trial.status == status)
 
-    def has_pending(self, place: Place) -> bool:
-        """True while a trial of the same model and workload still has to run."""
-        return any(
+    def may_wait(self, place: Place) -> bool:
+        """True while replies of a place may not have been judged yet.
+
+        They are judged behind the last trial of their model and workload, and a run that did not
+        come to its end may have been cut short right there.
+        """
+        return self.data.run.status != "finished" or any(
             trial.status == "pending"
             for other, trials in self._trials.items()
             if (other.model, other.workload) == (place.model, place.workload)

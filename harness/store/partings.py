@@ -66,8 +66,7 @@ def parted_cells(raw: sqlite3.Connection, data: RunData) -> tuple[PartedCell, ..
 
 def _parted_cell(raw: sqlite3.Connection, index: RunIndex, place: Place) -> PartedCell:
     reference = index.cell(place).reference or ""
-    # Replies are judged behind the last trial of their model and workload.
-    is_waiting = index.has_pending(place)
+    is_waiting = index.may_wait(place)
     found = [
         pair
         for pair in _pairs(raw, index, place, reference)
