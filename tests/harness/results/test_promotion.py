@@ -133,7 +133,7 @@ def test_one_spoiled_cell_is_left_out_of_a_quotable_run_and_named(tmp_path: Path
 
 
 def test_a_run_that_has_not_ended_is_refused(tmp_path: Path) -> None:
-    sample = steady_run()
+    sample = steady_run(status="running")
     with EvalStore.open(tmp_path / "fm.db") as store:
         sample.store_in(store)
         with pytest.raises(ResultsError, match=r"is running; finish it first: fm run --resume"):

@@ -107,7 +107,9 @@ class Bench:
         return self.store.load_run(self.run_id)
 
     def gate(self, name: str) -> list[GateRow]:
-        return [row for row in gates.evaluate(self.data) if row.name == name]
+        """The gate as a run that has come to its end is judged."""
+        ended = replace(self.data, run=replace(self.data.run, status="finished"))
+        return [row for row in gates.evaluate(ended) if row.name == name]
 
 
 def begin(folder: Path, choices: Choices = CHOICES) -> Bench:

@@ -140,7 +140,7 @@ class Sample:
             plan_hash="plan",
             git_sha="abc123",
             environment={"python": "3.11.4", "cpu": {"name": "Toy | CPU", "cores": 2}},
-            status="running",
+            status="finished",
         )
         return replace(row, **self.run)
 
