@@ -20,14 +20,14 @@ from sqlite_utils import Database
 from harness.judging import gates
 from harness.judging.grade import conformance_lower_bound
 from harness.report import build_report, plain_report, to_json, to_markdown
-from harness.store import EvalStore, RunData, TrialRow
+from harness.store import EvalStore, RunData, TrialRecord, TrialRow
 from harness.store.connection import MIGRATIONS
 from harness.store.index import RunIndex
 from harness.store.migrations import migrations
 from harness.store.replies import Reply
 from tests.harness.report.full_run import failed_run, full_run
 from tests.harness.results.published import database, steady_run
-from tests.harness.store.sample_run import Sample
+from tests.harness.store.sample_run import Sample, reply
 
 ROOT = Path(__file__).parents[3]
 SAMPLES = {"full": full_run, "short": lambda: full_run(blocks=3), "failed": failed_run}
@@ -94,6 +94,23 @@ def test_gates_hold_the_replies_of_one_block_at_a_time(tmp_path: Path) -> None:
     # The block that is read, and the one that was read before it.
     assert most <= 2 * max(blocks.values()) < len(blocks) * min(blocks.values())
     assert not held
+
+
+def test_replies_of_an_attempt_are_not_told_to_who_read_its_trial_before(tmp_path: Path) -> None:
+    """A report of a run that goes on meanwhile must not mix one attempt with another."""
+    sample = failed_run()
+    record = next(item for item in sample.records if item.trial.status == "failed")
+    attempt = replace(record.trial, status="done", failed_before=(record.trial.reason,), reason="")
+    requests = (reply(trial_id=attempt.trial_id),)
+    with EvalStore.open(tmp_path / "fm.db") as store:
+        sample.store_in(store)
+        before = RunIndex(store.load_report(sample.run_id))
+        lost = before.heard(record.trial)
+        assert len(lost) == len(record.requests)
+        assert store.record_trial(TrialRecord(trial=attempt, requests=requests)).saved
+        assert before.heard(record.trial) == ()
+        (told,) = RunIndex(store.load_report(sample.run_id)).heard(attempt)
+    assert told.token_ids == requests[0].token_ids
 
 
 class Counted:
