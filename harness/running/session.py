@@ -176,6 +176,7 @@ class Session:
                 continue
             try:
                 self._fetch(matrix, model)
+                self.progress.note(f"opening {model}")
                 models[model] = self.target.open(model)
             except DownloadError as error:
                 matrix = skip_model(matrix, model, str(error))
