@@ -17,7 +17,10 @@ from harness.commands import options
 @options.output
 @options.database
 def compare(a: str, b: str, form: str, output: Path | None, db: Path) -> int:
-    """Show what differs between the stored runs A and B: settings, machine, gates, figures."""
+    """Show what differs between the stored runs A and B.
+
+    That is settings, machine, gates and figures.
+    """
     from engine.errors import SettingError, UnknownNameError
     from harness.report import write_report
     from harness.results.differences import compare_runs

@@ -10,7 +10,10 @@ from harness import exit_codes
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="for scripts")
 def doctor(as_json: bool) -> int:
-    """Say which device, BLAS, threads, memory and versions are used, and what is missing."""
+    """Say what is used here, what is missing and what is busy.
+
+    That is device, BLAS, threads, memory and versions, and what makes timing mean nothing.
+    """
     import json
 
     from harness.doctor import examine

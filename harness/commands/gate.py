@@ -58,7 +58,9 @@ def gate(
     force: bool,
     quiet: bool,
 ) -> int:
-    """Judge a stored RUN, or with --base this checkout against a commit, and exit by it.
+    """Judge a stored RUN, or this checkout against a commit.
+
+    The exit code says what came of it:
 
     0 passed, 1 regression, 2 wrong usage, 3 a correctness gate failed, 4 not to be told (0 without
     --strict), 5 the machine was not fit, 6 something was not seen, 130 interrupted.

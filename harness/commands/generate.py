@@ -37,7 +37,10 @@ def generate(
     seed: int,
     reasoning: bool | None,
 ) -> int:
-    """Answer one PROMPT: text as it comes; reasoning, and what it took, on standard error."""
+    """Answer one PROMPT from the shell.
+
+    The text comes as it is made; reasoning, and what it took, go to standard error.
+    """
     from engine.backend import require_backend
     from engine.request import SamplingParams
     from harness.commands.generate_text import read_schema, request_for, write_reply

@@ -17,7 +17,10 @@ from harness.commands.places import DEFAULT_RESULTS, say
 @click.option("--to", type=options.FILE, default=DEFAULT_RESULTS, help="results page")
 @options.database
 def promote(run: str, unquotable: bool, to: Path, db: Path) -> int:
-    """Write what a stored RUN found to the results page, its quotable rows alone."""
+    """Write what a stored RUN found to the results page.
+
+    Its quotable rows alone, unless told otherwise.
+    """
     from harness.report.visible import one_line
     from harness.results import promote as write
     from harness.store import EvalStore

@@ -16,7 +16,10 @@ from harness.commands import options
 @options.output
 @options.database
 def report(run: str, form: str, output: Path | None, db: Path) -> int:
-    """Write the report of a stored RUN (an id, its beginning, or latest) again."""
+    """Write the report of a stored RUN again.
+
+    RUN is an id, its beginning, or latest.
+    """
     from engine.errors import UnknownNameError
     from harness.report import build_report, to_html, to_json, to_markdown, write_report
     from harness.store import EvalStore

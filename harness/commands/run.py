@@ -37,7 +37,10 @@ def run(
     quiet: bool,
     force: bool,
 ) -> int:
-    """Run cells on workloads, store what was seen, judge it and write the report."""
+    """Run cells on workloads, and judge what was seen.
+
+    Every observation is stored, and a report is written.
+    """
     if resume is not None:
         refuse_choices(context)
         if force:
@@ -79,7 +82,10 @@ def run(
 @options.json_file
 @click.pass_context
 def plan(context: click.Context, db: Path, json_path: Path | None) -> int:
-    """Show what `fm run` would run with the same flags, what it leaves out, how long it takes."""
+    """Show what `fm run` would run with the same flags.
+
+    Also what it leaves out and why, and how long it takes.
+    """
     from harness.commands.plan_text import plan_json, plan_lines
     from harness.planning.forecast import forecast, read_past
     from harness.report import write_report

@@ -301,6 +301,10 @@ class LoadClient(Generic[R]):
                 content = await _beginning(answer, MAX_RESOURCE_BYTES)
         except TimeoutError:
             raise FmError(f"{place}: it did not come within {timeout_s:g} s") from None
+        except httpx2.ConnectError:
+            raise FmError(
+                f"{place}: nothing answers there; start the server, or name another address"
+            ) from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise FmError(f"{place}: {error_words(error)}") from None
         if len(content) > MAX_RESOURCE_BYTES:

@@ -185,6 +185,7 @@ class Session:
                 continue
             try:
                 self._fetch(matrix, model)
+                self.progress.note(f"opening {model}")
                 models[model] = self.target.open(model)
             except DownloadError as error:
                 matrix = skip_model(matrix, model, str(error))

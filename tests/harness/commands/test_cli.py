@@ -68,7 +68,7 @@ def test_a_run_says_where_everything_is_and_writes_it(core: Run) -> None:
 
 
 def test_progress_goes_to_standard_error_as_plain_lines(core: Run) -> None:
-    lines = [line for line in core.done.err.splitlines() if not line.startswith("machine: ")]
+    lines = [line for line in core.done.err.splitlines() if not line.startswith(BEFORE_TRIALS)]
     assert lines[0].startswith("1/")
     assert "left" in lines[0]
     assert all("/" in line.split()[0] for line in lines), core.done.err
@@ -156,7 +156,10 @@ def test_stored_requests_hold_what_the_cells_said(core: Run) -> None:
         (["run", "--cells", "grammar@rejection"], "for cells of ours with spec"),
         (["run", "--prompts", "1000"], "give --prompts 1 to"),
         (["run", "--target", "htp"], "unknown target 'htp'; known: http, "),
-        (["run", "--target", "http://localhost:1/v1"], "http://localhost:1/v1/models: Connect"),
+        (
+            ["run", "--target", "http://localhost:1/v1"],
+            "http://localhost:1/v1/models: nothing answers there; start the server",
+        ),
         (["run", "--resume", "latest", "--cells", "serial"], "drop --cells"),
         (["run", "--resume", "latest", "--force"], "drop --force"),
         (["run", "--resume", "latest"], "there is no database"),
@@ -255,11 +258,14 @@ def started(
     return child
 
 
+BEFORE_TRIALS = ("opening ", "machine: ")
+
+
 def next_trial(stream: IO[str] | None) -> str:
-    """Read the next line of progress; what is said of a busy machine comes before the first."""
+    """Read the next line of progress; models are opened and the machine is told of before."""
     assert stream is not None
     line = stream.readline()
-    return next_trial(stream) if line.startswith("machine: ") else line
+    return next_trial(stream) if line.startswith(BEFORE_TRIALS) else line
 
 
 def done_trials(folder: Path) -> dict[str, str]:
@@ -437,6 +443,16 @@ def test_the_json_of_a_plan_does_not_depend_on_who_takes_the_output(tmp_path: Pa
     assert strict_json((tmp_path / "plan.json").read_text())["pairs"]
 
 
+def test_the_help_says_of_every_command_in_one_whole_sentence_what_it_does(
+    fm_here: Fm,
+) -> None:
+    done = fm_here("--help")
+
+    lines = done.out.partition("Commands:\n")[2].splitlines()
+    assert len(lines) == len(harness.cli.COMMANDS)
+    assert [line for line in lines if not line.endswith(".") or line.endswith("..")] == []
+
+
 def test_help_and_reports_load_little() -> None:
     """What they might load besides (mlx-lm, pandas, jsonschema) takes many times as long."""
     done = subprocess.run(
@@ -458,7 +474,7 @@ def test_version_plan_models_and_doctor_answer(tmp_path: Path, fm_here: Fm) -> N
     planned = fm_here("plan", "--cells", "grammar+spec", "--workloads", "short-chat")
     assert planned.code == 0
     assert "serial+spec+grammar" in planned.out
-    assert "skipped: workload short-chat has no constraint" in planned.out
+    assert "workload short-chat has no constraint" in planned.out
     listed = fm_here("models")
     assert "smollm2-135m" in listed.out
     assert "tiny-thinking" in listed.out

@@ -153,7 +153,8 @@ def test_a_machine_that_is_not_clean_runs_and_gets_no_verdict(
     assert data.run.machine_refusals == (BATTERY,)
     assert concluded.report is not None
     assert concluded.report.machine_refusals[0] == BATTERY
-    lines = told.splitlines()
+    opening, *lines = told.splitlines()
+    assert opening.startswith("opening ")
     assert lines[0] == f"machine: {BATTERY}"
     assert "--force" in lines[1]
     assert all("/" in line.split(" ")[0] for line in lines[2:])
@@ -249,7 +250,7 @@ def test_a_run_that_goes_on_when_the_machine_is_not_clean_gets_no_verdict(
     _, resumed = stopped_and_resumed(
         Supply(False), Supply(True, hour=6), tmp_path, monkeypatch, is_forced=False
     )
-    assert resumed.told.startswith(f"machine: {BATTERY}\n")
+    assert resumed.told.partition(f"machine: {BATTERY}\n")[0].startswith("opening ")
     assert verdicts(resumed.concluded) == {None}
     assert BATTERY in reasons(resumed.concluded)
 
