@@ -465,7 +465,7 @@ def test_help_and_reports_load_little() -> None:
     )
     assert "run" in done.stdout
     of_help, of_reports = map(str.split, done.stderr.splitlines())
-    assert of_help == ["click", "engine", "harness", "ulid"]
+    assert of_help == ["click", "engine", "harness"]
     assert not {"jsonschema", "mlx_lm", "pandas", "transformers"} & set(of_reports)
 
 
