@@ -36,7 +36,7 @@ def path(tmp_path: Path) -> Path:
         ),
     )
     with EvalStore.open(made) as store:
-        late = steady_run(THREE, created_at="2026-01-03T00:00:00.000000Z")
+        late = steady_run(THREE, created_at="2026-01-03T00:00:00.000000Z", status="running")
         late.records = late.records[:5]
         late.store_in(store)
     return made

@@ -123,5 +123,5 @@ def test_an_error_names_the_file_and_the_line(
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="cannot be read"):
+    with pytest.raises(SettingError, match="there is no such file"):
         read_matrix_file(tmp_path / "none.toml")
