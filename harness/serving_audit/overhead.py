@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median, quantiles
+from statistics import median
+
+import numpy as np
 
 from engine.config import EngineConfig
 from engine.loop import Engine
@@ -68,7 +70,7 @@ def judged(model: str, here: Sequence[Timed], there: Sequence[Timed]) -> Finding
     """Judge the replies timed in process and over HTTP, as many of each."""
     found = Finding("overhead")
     ratios = [b.rate / a.rate for a, b in zip(here, there, strict=True)]
-    low, middle, high = quantiles(ratios, n=4, method="inclusive")
+    low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
     later_s = median(b.ttft_s - a.ttft_s for a, b in zip(here, there, strict=True))
     found.figures = {
         "model": model,
