@@ -203,7 +203,8 @@ def test_a_run_on_a_url_ends_with_its_gates_and_its_skips(
     cells = ("--cells", "serial,grammar,spec")
     plan = fm(tmp_path, "plan", *chosen, *cells, monkeypatch=monkeypatch)
     assert f"target {url}" in plan
-    assert "skipped: " in plan
+    assert "serial+spec: " in plan
+    assert "drafts as it was started" in plan
     out = fm(tmp_path, "run", *chosen, *cells, "--json", "out.json", monkeypatch=monkeypatch)
     assert "drafts as it was started" in out
     report = json.loads((tmp_path / "out.json").read_text())
