@@ -55,11 +55,6 @@ class ColumnLinear(_Columns, RearrangedLinear):  # type: ignore[override]  # its
 class ColumnEmbedding(_Columns, RearrangedEmbedding):  # type: ignore[override]  # its weight is made
     """An Embedding kept in columns, [features, vocab]."""
 
-    def __call__(self, ids: mx.array) -> mx.array:
-        """Return the features of token ids, [..., features]."""
-        features: mx.array = self.columns.T[ids]
-        return features
-
 
 COLUMNS: dict[type[nn.Module], type[Rearranged]] = {
     nn.Linear: ColumnLinear,

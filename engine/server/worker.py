@@ -63,13 +63,11 @@ class Job:
         self.name = secrets.token_hex(12)
         self.is_closed = False
         self._worker = worker
-        self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
-        self._told: deque[Sequence[Told] | HttpError] = deque()
-        self._news = asyncio.Event()
-        self._is_late = False
+        self._told: asyncio.Queue[Sequence[Told] | HttpError] = asyncio.Queue()
+        late = HttpError(504, f"the reply took longer than {timeout_s:g} s", code="timeout")
         # One timer for all steps: to set and cancel one for each took a tenth of the loop's time.
-        self._ending = self._loop.call_later(timeout_s, self._end)
+        self._ending = self._loop.call_later(timeout_s, self._told.put_nowait, late)
 
     async def steps(self) -> AsyncIterator[Sequence[Told]]:
         """Yield what each step told, without end: the reader knows when its rows have ended.
@@ -78,13 +76,7 @@ class Job:
             HttpError: the time is up, or the engine thread has ended.
         """
         while True:
-            while not self._told:
-                if self._is_late:
-                    message = f"the reply took longer than {self._timeout_s:g} s"
-                    raise HttpError(504, message, code="timeout")
-                self._news.clear()
-                await self._news.wait()
-            told = self._told.popleft()
+            told = await self._told.get()
             if isinstance(told, HttpError):
                 raise told
             yield told
@@ -92,7 +84,7 @@ class Job:
     def tell(self, told: Sequence[Told] | HttpError) -> None:
         """Hand over what a step told; from any thread."""
         try:
-            self._loop.call_soon_threadsafe(self._hear, told)
+            self._loop.call_soon_threadsafe(self._told.put_nowait, told)
         except RuntimeError:
             LOGGER.debug("the event loop is closed")
 
@@ -101,14 +93,6 @@ class Job:
         self.is_closed = True
         self._ending.cancel()
         self._worker.abandon(self)
-
-    def _hear(self, told: Sequence[Told] | HttpError) -> None:
-        self._told.append(told)
-        self._news.set()
-
-    def _end(self) -> None:
-        self._is_late = True
-        self._news.set()
 
 
 @dataclass(frozen=True, slots=True)
