@@ -40,7 +40,7 @@ from gpu_ways import (
 
 from engine.fused import kernels, reference
 from engine.fused.parts import Parts, take_parts
-from engine.fused.step import decode, fused_step
+from engine.fused.step import FusedStep, decode, fused_step
 
 STEPS = 30
 WARM = 6
@@ -157,6 +157,9 @@ def check(log: Log) -> None:
     ]
     same = mx.array_equal(mx.concatenate(alone)[:, 0], found[:, 0]).item()
     log.add(check="a row alone at width 1 and in a batch of 4 at width 2: equal bits", value=same)
+    for rows, width in ((4, 8), (32, 1), (16, 8), (32, 8)):
+        same = same_in_company(step, model, rows, width)
+        log.add(check=f"{rows} rows of width {width} and each alone: equal bits", value=same)
     model.set_dtype(mx.float32)
     exact_parts = take_parts(model)
     assert exact_parts is not None
@@ -165,6 +168,26 @@ def check(log: Log) -> None:
     for name, logits in (("kernels", found), ("plain MLX", plain)):
         apart = mx.linalg.norm(logits.astype(mx.float32) - exact) / mx.linalg.norm(exact)
         log.add(check=f"{name} in bfloat16 against float32, relative", value=apart.item())
+
+
+def same_in_company(step: FusedStep, model: Any, rows: int, width: int) -> bool:
+    """Return whether the first and the last row have the bits alone that they have in a batch."""
+    mx.random.seed(9)
+    cache = slots_of(model, rows, 300)
+    fill(cache, model, rows, 300)
+    held = layers_of(cache)
+    ids = mx.random.randint(0, 49152, (rows, width)).astype(mx.int32)
+    slots = mx.arange(rows, dtype=mx.int32)
+    at = mx.array([17 + 3 * row for row in range(rows)], dtype=mx.int32)
+    together = step(ids, slots, at, *held)
+    mx.eval(together)
+    for row in (0, rows - 1):
+        one = slice(row, row + 1)
+        for column in range(width):
+            alone = step(ids[one, column : column + 1], slots[one], at[one] + column, *held)
+            if not mx.array_equal(alone[0, 0], together[row, column]).item():
+                return False
+    return True
 
 
 def products(parts: Parts, module: Any, x: mx.array) -> mx.array:
@@ -177,25 +200,41 @@ def products(parts: Parts, module: Any, x: mx.array) -> mx.array:
     return x
 
 
+def head_product(parts: Parts, module: Any, x: mx.array) -> mx.array:
+    """The head's product."""
+    logits: mx.array = module.project(parts.head, x)
+    return logits
+
+
+NEVER, ALWAYS = 0, 1 << 40
+PRODUCTS = {
+    # module, weights that take one tile a block, tokens that the kernel takes
+    "one_tile": (kernels, ALWAYS, NEVER),
+    "tiles": (kernels, NEVER, ALWAYS),
+    "cublas": (reference, NEVER, NEVER),
+}
+
+
 def project(log: Log, shape: str) -> None:
     """Time the products of a step, kernel against cuBLAS, by number of tokens."""
     model = random_model(shape)
     parts = take_parts(model)
     assert parts is not None
-    limit, kernels.SMALL_BYTES = kernels.SMALL_BYTES, 1 << 40
-    for tokens in (1, 4, 8, 16, 32, 64, 128):
-        x = mx.random.normal((tokens, parts.layers[0].qkv.weight.shape[1]), mx.bfloat16)
-        times: dict[str, float] = {}
-        for name, module in (("kernel_ms", kernels), ("cublas_ms", reference)):
-            step: Any = mx.compile(partial(products, parts, module))
-            took = []
-            for _ in range(20):
-                before = time.perf_counter()
-                mx.eval(step(x))
-                took.append(1e3 * (time.perf_counter() - before))
-            times[name] = round(statistics.median(took[5:]), 3)
-        log.add(shape=shape, tokens=tokens, **times)
-    kernels.SMALL_BYTES = limit
+    limits = kernels.SMALL_BYTES, kernels.MANY_TOKENS
+    for what in (products, head_product):
+        for tokens in (1, 4, 8, 16, 32, 64, 128, 256):
+            x = mx.random.normal((tokens, parts.layers[0].qkv.weight.shape[1]), mx.bfloat16)
+            times: dict[str, float] = {}
+            for name, (module, kernels.SMALL_BYTES, kernels.MANY_TOKENS) in PRODUCTS.items():
+                step: Any = mx.compile(partial(what, parts, module))
+                took = []
+                for _ in range(20):
+                    before = time.perf_counter()
+                    mx.eval(step(x))
+                    took.append(1e3 * (time.perf_counter() - before))
+                times[name] = round(statistics.median(took[5:]), 3)
+            log.add(shape=shape, what=what.__name__, tokens=tokens, **times)
+    kernels.SMALL_BYTES, kernels.MANY_TOKENS = limits
 
 
 def copy_rate() -> float:

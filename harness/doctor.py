@@ -17,6 +17,7 @@ from engine.paths import cache_dir
 from engine.switches import SWITCHES, is_off
 from harness.conditions.preflight import Line, timing_now
 from harness.machine import Machine, git_state, read_machine
+from harness.revision import SHORT, revision_text
 
 GIB = 2**30
 MIN_FREE_BYTES = GIB
@@ -187,4 +188,4 @@ def _source() -> str:
     state = git_state()
     if not state.sha:
         return "an installed package"
-    return f"checkout at {state.sha[:12]}{' with changes' * state.is_dirty}"
+    return f"checkout at {revision_text(state.sha[:SHORT], is_dirty=state.is_dirty)}"

@@ -19,6 +19,7 @@ import psutil
 from engine.backend import backend_info, weight_layout
 from engine.cores import product_streams, usable_cores
 from harness.asking import output_of, text_of
+from harness.revision import revision_text
 
 PACKAGES = ("feature-matrix", "mlx", "mlx-lm", "llguidance", "transformers", "numpy")
 """Distributions that decide what is computed; the ones that are not installed are left out."""
@@ -128,8 +129,7 @@ def machine_id(environment: Mapping[str, Any]) -> str:
 def whereabouts(target: str) -> dict[str, str]:
     """Return which machine and which code of fm run trials now: both may change during a run."""
     here, git = {**read_machine().as_dict(), "target": target}, git_state()
-    changes = " with uncommitted changes" if git.is_dirty else ""
-    code = {"commit": f"{git.sha}{changes}"} if git.sha else {}
+    code = {"commit": revision_text(git.sha, is_dirty=git.is_dirty)} if git.sha else {}
     return {"machine": machine_id(here), **code}
 
 

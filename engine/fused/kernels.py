@@ -17,11 +17,18 @@ import mlx.core as mx
 from engine.fused import reference
 from engine.fused.parts import Heads, Projection
 
-FEW_TOKENS = 8
-"""Tokens one block of `project` takes, which then reads every weight once."""
+TILE_TOKENS = 8
+"""Tokens of a tile of `project`; a block takes a tile or more, and reads every weight once."""
 
 SMALL_BYTES = 8 << 20
-"""Weights up to which it also pays to read them once every 8 tokens: they stay in the L2 cache."""
+"""Weights up to which a block takes one tile: they stay in the L2 cache, and more blocks share the
+work."""
+
+MOST_TILES = 4
+"""Tiles a block takes of more tokens on larger weights."""
+
+MANY_TOKENS = 128
+"""Tokens from which on larger weights are left to cuBLAS."""
 
 DTYPES = frozenset({mx.bfloat16, mx.float16})
 
@@ -38,12 +45,18 @@ Template = tuple[tuple[str, Any], ...]
 
 def takes(parts: Projection, tokens: int) -> bool:
     """Return whether `project` computes so many tokens itself and does not leave them to cuBLAS."""
-    return tokens <= FEW_TOKENS or parts.weight.nbytes <= SMALL_BYTES
+    return tokens <= MANY_TOKENS or parts.weight.nbytes <= SMALL_BYTES
 
 
-def project_template(parts: Projection, dtype: mx.Dtype) -> Template:
-    """Return what the kernel of `project` is compiled for."""
-    return (("T", dtype), ("GATED", parts.gated), ("EPS_BITS", _bits(parts.eps)))
+def project_template(parts: Projection, tokens: int, dtype: mx.Dtype) -> Template:
+    """Return what the kernel of `project` is compiled for, for this many tokens."""
+    is_one_tile = tokens <= TILE_TOKENS or parts.weight.nbytes <= SMALL_BYTES
+    return (
+        ("T", dtype),
+        ("GATED", parts.gated),
+        ("TILES", 1 if is_one_tile else MOST_TILES),
+        ("EPS_BITS", _bits(parts.eps)),
+    )
 
 
 def attend_template(heads: Heads, width: int, dtype: mx.Dtype) -> Template:
@@ -66,6 +79,8 @@ def project(parts: Projection, x: mx.array, residual: mx.array | None = None) ->
     if not takes(parts, tokens):
         return reference.project(parts, x, residual)
     outputs = parts.weight.shape[0] // (2 if parts.gated else 1)
+    template = project_template(parts, tokens, x.dtype)
+    together = TILE_TOKENS * dict(template)["TILES"]
     none = _nothing(x.dtype)
     out: mx.array
     (out,) = _kernel("project", "x weight gain bias residual")(
@@ -76,8 +91,8 @@ def project(parts: Projection, x: mx.array, residual: mx.array | None = None) ->
             none if parts.bias is None else parts.bias,
             none if residual is None else residual,
         ],
-        template=list(project_template(parts, x.dtype)),
-        grid=(-(-outputs // 16) * THREADS, -(-tokens // FEW_TOKENS), 1),
+        template=list(template),
+        grid=(-(-tokens // together) * THREADS, -(-outputs // 16), 1),
         threadgroup=(THREADS, 1, 1),
         output_shapes=[(tokens, outputs)],
         output_dtypes=[x.dtype],

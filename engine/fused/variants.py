@@ -49,6 +49,6 @@ def covering(parts: Parts, shapes: Iterable[Shape]) -> list[Shape]:
 
 def _project(parts: Projection, tokens: int, adds: bool) -> Variant:
     if kernels.takes(parts, tokens):
-        return "project", kernels.project_template(parts, parts.weight.dtype)
+        return "project", kernels.project_template(parts, tokens, parts.weight.dtype)
     fused = (("GATED", parts.gated), ("BIAS", parts.bias is not None), ("ADDS", adds))
     return "plain product", fused

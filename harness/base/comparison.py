@@ -13,14 +13,13 @@ from harness.base.worktree import Checkout, checked_out, commit_of, own_checkout
 from harness.downloads import Fetching
 from harness.machine import git_state
 from harness.planning.choices import Choices
+from harness.revision import SHORT, revision_text
 from harness.running.conclusion import Concluded, Places
 from harness.running.interrupts import interruptible
 from harness.running.plan_rows import choices_of
 from harness.running.progress import Progress
 from harness.running.session import Session, matrix_of
 from harness.store import EvalStore, RunRow
-
-CHANGED = " with uncommitted changes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +62,7 @@ class Comparison:
     def _session(self, head: Checkout, chosen: Choices) -> Iterator[Session]:
         # From here on there is something to remove, whoever ends this process.
         with interruptible(), checked_out(head.root, chosen.base) as base:
-            self.progress.note(f"base: {base.sha[:12]}, head: {described(head)}")
+            self.progress.note(f"base: {base.sha[:SHORT]}, head: {described(head)}")
             tell = self.progress.note
             target = TwoSides(
                 head=Side("head", head.root, chosen.target, tell),
@@ -83,7 +82,7 @@ class Comparison:
 
 def described(head: Checkout) -> str:
     """Return the commit of a checkout, and whether there is more in it than that."""
-    return f"{head.sha[:12]}{CHANGED if git_state(head.root).is_dirty else ''}"
+    return revision_text(head.sha[:SHORT], is_dirty=git_state(head.root).is_dirty)
 
 
 def _check_same(run: RunRow, chosen: Choices, head: Checkout) -> None:
@@ -92,7 +91,7 @@ def _check_same(run: RunRow, chosen: Choices, head: Checkout) -> None:
             f"run {run.run_id} has no base; go on with: fm run --resume {run.run_id}"
         )
     now = described(head)
-    began = f"{run.git_sha[:12]}{CHANGED if run.git_dirty else ''}"
+    began = revision_text(run.git_sha[:SHORT], is_dirty=run.git_dirty)
     if run.git_sha == head.sha and now != began:
         raise SettingError(
             f"run {run.run_id} began at {began} and the checkout is at {now}; bring the code back "
@@ -100,6 +99,6 @@ def _check_same(run: RunRow, chosen: Choices, head: Checkout) -> None:
         )
     if run.git_sha != head.sha:
         raise SettingError(
-            f"run {run.run_id} began at {run.git_sha[:12]} and the checkout is at {head.sha[:12]}; "
+            f"run {run.run_id} began at {run.git_sha[:SHORT]} and the checkout is at {head.sha[:SHORT]}; "
             "check the first one out to go on, or start a new run"
         )

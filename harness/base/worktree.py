@@ -16,6 +16,7 @@ from pathlib import Path
 import harness
 from engine.errors import SettingError
 from harness.machine import git_state
+from harness.revision import SHORT
 from harness.running.interrupts import uninterrupted
 
 CHILD = Path("harness/base/child.py")
@@ -87,7 +88,7 @@ def checked_out(root: Path, sha: str) -> Iterator[Checkout]:
         SettingError: git does not do it, or the commit knows nothing of this command.
     """
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-    tree = folder / sha[:12]
+    tree = folder / sha[:SHORT]
     with _locked(folder), _removed_at_end(root, tree):
         _remove_left_behind(root)
         # No hooks: they are for people's checkouts.
@@ -96,12 +97,12 @@ def checked_out(root: Path, sha: str) -> Iterator[Checkout]:
         )
         if done.returncode:
             raise SettingError(
-                f"git cannot check out {sha[:12]}: {_last_line(done.stderr)}; free the disk or "
+                f"git cannot check out {sha[:SHORT]}: {_last_line(done.stderr)}; free the disk or "
                 "repair the checkout"
             )
         if not (tree / CHILD).is_file():
             raise SettingError(
-                f"commit {sha[:12]} has no {CHILD}, so it cannot run trials for fm gate; name a "
+                f"commit {sha[:SHORT]} has no {CHILD}, so it cannot run trials for fm gate; name a "
                 "later commit with --base"
             )
         yield Checkout(tree.resolve(), sha)

@@ -12,7 +12,7 @@ from harness.commands.columns import aligned
 from harness.exit_codes import WORDS
 from harness.report.markdown import flatten
 from harness.report.numbers import DASH
-from harness.report.visible import one_line
+from harness.revision import revision_text
 from harness.store import EvalStore, RunFilter, RunRow
 from harness.store.store import ViewRow
 
@@ -28,33 +28,29 @@ def list_lines(store: EvalStore, limit: int, wanted: RunFilter) -> list[str]:
 def show_lines(store: EvalStore, run: RunRow) -> list[str]:
     """Return what a run is and what became of it, a line for each thing."""
     names, counts = store.run_names(run.run_id), store.trial_counts(run.run_id)
-    told = {
-        "run": run.run_id,
-        "created": run.created_at,
-        "finished": run.finished_at or DASH,
-        "tag": run.tag,
-        "command": run.command,
-        "status": run.status,
-        "exit code": DASH if run.exit_code is None else _exit(run.exit_code),
-        "quotable": _quotable(run),
-        "unquotable because": "; ".join(run.unquotable_reasons) or DASH,
-        "trials": ", ".join(f"{count} {status}" for status, count in counts.items()) or DASH,
-        "models": ", ".join(names.models),
-        "workloads": ", ".join(names.workloads),
-        "cells": ", ".join(names.cells),
-        "revision": f"{run.git_sha or 'unknown'}{' with changes' if run.git_dirty else ''}",
-        "plan": run.plan_hash or "unknown",
-        **{f"setting {name}": value for name, value in flatten(run.settings)},
-        **{f"environment {name}": value for name, value in flatten(run.environment)},
-    }
-    lines = aligned(list(told.items()))
-    lines += [
-        one_line(
-            f"promoted {row.promoted_at} to {row.destination}"
-            f"{'' if row.quotable else ' as unquotable: ' + '; '.join(row.reasons)}"
-        )
-        for row in store.promotions(run.run_id)
+    told = [
+        ("run", run.run_id),
+        ("created", run.created_at),
+        ("finished", run.finished_at or DASH),
+        ("tag", run.tag),
+        ("command", run.command),
+        ("status", run.status),
+        ("exit code", DASH if run.exit_code is None else _exit(run.exit_code)),
+        ("quotable", _quotable(run)),
+        *_under("unquotable because", run.unquotable_reasons or (DASH,)),
+        ("trials", ", ".join(f"{count} {status}" for status, count in counts.items()) or DASH),
+        ("models", ", ".join(names.models)),
+        ("workloads", ", ".join(names.workloads)),
+        ("cells", ", ".join(names.cells)),
+        ("revision", revision_text(run.git_sha, is_dirty=run.git_dirty)),
+        ("plan", run.plan_hash or "unknown"),
+        *((f"setting {name}", value) for name, value in flatten(run.settings)),
+        *((f"environment {name}", value) for name, value in flatten(run.environment)),
     ]
+    for row in store.promotions(run.run_id):
+        told.append(("promoted", f"{row.promoted_at} to {row.destination}"))
+        told += _under("promoted as unquotable because", () if row.quotable else row.reasons)
+    lines = aligned(told)
     return lines + [f"waits to be imported: {path}" for path in store.spool_files(run.run_id)]
 
 
@@ -102,7 +98,7 @@ def _list_row(store: EvalStore, run: RunRow) -> tuple[str, ...]:
     return (
         run.run_id,
         run.created_at[:16].replace("T", " "),
-        run.status if run.exit_code is None else f"{run.status} {run.exit_code}",
+        run.status if run.exit_code is None else f"{run.status}: {_exit(run.exit_code)}",
         _quotable(run),
         f"{counts.get('done', 0)}/{planned}",
         ",".join(store.run_names(run.run_id).models),
@@ -112,6 +108,11 @@ def _list_row(store: EvalStore, run: RunRow) -> tuple[str, ...]:
 
 def _exit(code: int) -> str:
     return f"{code} ({WORDS.get(code, 'unknown')})"
+
+
+def _under(heading: str, lines: Sequence[str]) -> list[tuple[str, str]]:
+    """Return lines in the column beside their heading, which stands once."""
+    return [("" if number else heading, line) for number, line in enumerate(lines)]
 
 
 def _quotable(run: RunRow) -> str:

@@ -24,6 +24,7 @@ from harness.policy.twins import pairs, shared_trials, unpaired_cells
 from harness.report.numbers import counted
 from harness.report.partings import partings
 from harness.report.refusals import keeps_prefixes, machine_reasons
+from harness.revision import SHORT, revision_text
 from harness.stats import MIN_BLOCKS_VERDICT, TOLERANCE, log_ratios, percentile
 from harness.store.index import Place, RunIndex
 from harness.store.loaded import RunData
@@ -354,9 +355,9 @@ def _machine(data: RunData) -> tuple[str, ...]:
 
 
 def _notes(data: RunData, base: str) -> Iterator[str]:
-    run, changed = data.run, " with uncommitted changes" if data.run.git_dirty else ""
-    head = f"{run.git_sha[:12] or 'unknown'}{changed}"
-    yield f"head: {head}" + (f", base: {base[:12]}" if base else "")
+    run = data.run
+    head = revision_text(run.git_sha[:SHORT], is_dirty=run.git_dirty)
+    yield f"head: {head}" + (f", base: {base[:SHORT]}" if base else "")
     if not base:
         yield "no base: nothing was compared; fm gate --base REF compares with a commit"
     elif base == run.git_sha and not run.git_dirty:

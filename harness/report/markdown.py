@@ -13,6 +13,7 @@ from harness.report.gfm import bullets, code_block, escape, table
 from harness.report.mechanisms import acceptance_section, grammar_section
 from harness.report.outcome import outcome_word
 from harness.report.step_section import step_section
+from harness.revision import revision_text
 from harness.store.rows import RunRow
 
 
@@ -72,9 +73,9 @@ def _reproduce(report: RunReport) -> str:
 
 def origin(run: RunRow) -> str:
     """Return what a run was made from, in a sentence."""
-    dirty = " with uncommitted changes" if run.git_dirty else ""
+    revision = revision_text(run.git_sha, is_dirty=run.git_dirty)
     return (
-        f"Revision {run.git_sha or 'unknown'}{dirty}, plan {run.plan_hash or 'unknown'}, "
+        f"Revision {revision}, plan {run.plan_hash or 'unknown'}, "
         f"target {run.target}, seed {run.seed}."
     )
 

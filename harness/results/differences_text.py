@@ -11,6 +11,7 @@ from harness.report.checks import PLACE, place_names
 from harness.report.gfm import bullets, escape, table
 from harness.report.numbers import counted
 from harness.results.differences import Difference, RunsCompared
+from harness.revision import SHORT, revision_text
 from harness.store.codec import clean
 from harness.store.index import Place
 from harness.store.rows import RunRow
@@ -86,8 +87,7 @@ def _told(run: RunRow) -> str:
 
 
 def _revision(run: RunRow) -> str:
-    dirty = " with uncommitted changes" if run.git_dirty else ""
-    return f"{escape(run.git_sha[:12] or 'unknown')}{dirty}"
+    return escape(revision_text(run.git_sha[:SHORT], is_dirty=run.git_dirty))
 
 
 def _settings(compared: RunsCompared) -> list[str]:

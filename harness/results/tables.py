@@ -12,6 +12,7 @@ from harness.report.composition import COMPOSITION, RATIOS, composition_row, rat
 from harness.report.figures import Against, CellFigures, Group, RunReport
 from harness.report.gfm import escape, table
 from harness.report.visible import one_line
+from harness.revision import SHORT, revision_text
 
 Section = Literal["quotable", "unquotable"]
 
@@ -155,14 +156,13 @@ def _caption(report: RunReport, label: str, rows: Sequence[Row]) -> str:
     blocks = max(row.cell.num_blocks for row in rows)
     requests = max(row.cell.num_requests for row in rows)
     cap = "the workload's own cap" if run.max_tokens is None else f"cap {run.max_tokens} tokens"
-    revision = escape(run.git_sha[:12] or "unknown")
-    dirty = " with uncommitted changes" if run.git_dirty else ""
+    revision = escape(revision_text(run.git_sha[:SHORT], is_dirty=run.git_dirty))
     return (
         f"Run {escape(run.run_id)} of {escape(run.created_at[:10])}, {escape(run.tag)}, on "
         f"{escape(label)}: "
         f"{numbers.counted(blocks, 'block')} of {numbers.counted(run.prompts, 'prompt')}, "
         f"n = {requests} requests a cell, {cap}, seed {run.seed}, preset {escape(run.preset)}, "
-        f"revision {revision}{dirty}. {_noise(rows[0].group)}"
+        f"revision {revision}. {_noise(rows[0].group)}"
     )
 
 

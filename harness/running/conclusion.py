@@ -101,12 +101,14 @@ def conclude(store: EvalStore, run_id: str, outcome: Outcome, places: Places) ->
 
 
 def interrupted(store: EvalStore, run_id: str, places: Places) -> Concluded:
-    """Write that a run was interrupted, and say how to go on with it."""
-    code = exit_codes.INTERRUPTED
+    """Write that a run was interrupted, for programs too, and say how to go on with it."""
+    code, notes = exit_codes.INTERRUPTED, [resume_hint(run_id, places)]
     with last_words():
         store.finish_run(run_id, status="interrupted", exit_code=code, unquotable_reasons=[])
-    again = resume_hint(run_id, places)
-    return Concluded(run_id=run_id, exit_code=code, report=None, notes=(again,))
+        if places.json is not None:
+            report = replace(build_report(store.load_report(run_id)), exit_code=code)
+            notes.insert(0, str(_written("json", places.json, to_json(report))))
+    return Concluded(run_id=run_id, exit_code=code, report=None, notes=tuple(notes))
 
 
 def resume_hint(run_id: str, places: Places) -> str:

@@ -26,6 +26,7 @@ from harness.planning.choices import Choices
 from harness.planning.drafters import draft_model_of
 from harness.planning.matrix import Matrix, plan_matrix, skip_model, skip_pair
 from harness.resources import cells_dir
+from harness.revision import SHORT
 from harness.roofline import memory_bandwidth_gb_s
 from harness.running.claim import claimed
 from harness.running.conclusion import Concluded, Places, conclude, interrupted, resume_hint
@@ -289,7 +290,7 @@ def stored_target(db: Path, reference: str) -> str:
     choices = choices_of(run)
     if choices.base:
         raise SettingError(
-            f"run {run.run_id} compares with {choices.base[:12]}; go on with: fm gate --resume "
+            f"run {run.run_id} compares with {choices.base[:SHORT]}; go on with: fm gate --resume "
             f"{run.run_id}"
         )
     return choices.target

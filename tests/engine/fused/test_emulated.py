@@ -59,10 +59,20 @@ PROJECTIONS: dict[str, tuple[Callable[[], Projection], int, bool]] = {
 }
 
 
+in_tiles = pytest.mark.parametrize("small_bytes", [kernels.SMALL_BYTES, 0], ids=["one", "many"])
+"""One tile of tokens in each block, as for small weights, and several."""
+
+
+@in_tiles
 @pytest.mark.parametrize(("made", "tokens", "adds"), PROJECTIONS.values(), ids=PROJECTIONS)
 def test_project_computes_what_plain_mlx_does(
-    made: Callable[[], Projection], tokens: int, adds: bool
+    made: Callable[[], Projection],
+    tokens: int,
+    adds: bool,
+    small_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(kernels, "SMALL_BYTES", small_bytes)
     parts = made()
     outputs = parts.weight.shape[0] // (2 if parts.gated else 1)
     x, residual = normal(tokens, parts.weight.shape[1]), normal(tokens, outputs)
@@ -70,10 +80,16 @@ def test_project_computes_what_plain_mlx_does(
     assert apart(kernels.project(parts, x, given), reference.project(parts, x, given)) < 1e-2
 
 
-def test_a_token_has_the_same_bits_beside_others() -> None:
-    parts, x = weights(32, 576, gated=True), normal(11, 576)
+@in_tiles
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_token_has_the_same_bits_beside_others(
+    gated: bool, small_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With several tiles in a block too: alone it is computed by the kernel of one."""
+    monkeypatch.setattr(kernels, "SMALL_BYTES", small_bytes)
+    parts, x = weights(32, 576, gated=gated), normal(43, 576)
     together = kernels.project(parts, x)
-    for token in (0, 7, 10):
+    for token in (0, 7, 10, 31, 32, 42):
         alone = kernels.project(parts, x[token : token + 1])
         assert mx.array_equal(alone[0], together[token]).item()
 

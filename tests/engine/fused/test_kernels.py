@@ -48,12 +48,18 @@ def test_the_kernels_agree_with_plain_mlx(build: Any, width: int) -> None:
     assert (apart / mx.linalg.norm(plain.astype(mx.float32))).item() < 2e-2
 
 
+@pytest.mark.parametrize("width", [2, 8])
+@pytest.mark.parametrize("small_bytes", [kernels.SMALL_BYTES, 0], ids=["one tile", "tiles"])
 @pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
-def test_a_row_alone_has_the_bits_it_has_in_a_wider_batch(build: Any) -> None:
+def test_a_row_alone_has_the_bits_it_has_in_a_wider_batch(
+    build: Any, small_bytes: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "SMALL_BYTES", small_bytes)
     model = half(build())
     step = fused_step(model)
     assert step is not None
-    ids, slots, at = mx.arange(8).reshape(4, 2), mx.arange(4), mx.array(STARTS)
+    ids, slots = mx.arange(4 * width).reshape(4, width), mx.arange(4)
+    at = mx.array(STARTS)
     together = step(ids, slots, at, *caches(model))
     held = caches(model)
     for row in range(4):

@@ -108,13 +108,22 @@ def requests(rows: int, drafts: int | None) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("small_bytes", [kernels.SMALL_BYTES, 0])
+LIMITS = {
+    "small weights": (kernels.SMALL_BYTES, kernels.MANY_TOKENS),
+    "large weights": (0, kernels.MANY_TOKENS),
+    "large weights, some through cuBLAS": (0, 20),
+}
+"""SMALL_BYTES and MANY_TOKENS."""
+
+
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("lane", LANES)
 def test_no_request_asks_for_a_kernel_that_opening_the_engine_did_not(
-    asked: Asked, lane: str, group: int, small_bytes: int, monkeypatch: pytest.MonkeyPatch
+    asked: Asked, lane: str, group: int, limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "SMALL_BYTES", small_bytes)
+    for name, limit in zip(("SMALL_BYTES", "MANY_TOKENS"), limits, strict=True):
+        monkeypatch.setattr(kernels, name, limit)
     config, model = LANES[lane], half_llama(group)
     engine = Engine(model, config, drafter_of(config, model))
     opened = asked.take()
@@ -144,13 +153,18 @@ def biased_parts() -> Parts:
 shapes = st.builds(Shape, st.sampled_from(ROW_BUCKETS), st.sampled_from(STEP_WIDTHS))
 
 
-@given(asked_for=st.sets(shapes, min_size=1), small_bytes=st.sampled_from([0, 1 << 17, 1 << 30]))
+@given(
+    asked_for=st.sets(shapes, min_size=1),
+    small_bytes=st.sampled_from([0, 1 << 17, 1 << 30]),
+    many_tokens=st.sampled_from([8, 20, 128]),
+)
 def test_a_few_of_any_steps_ask_for_all_their_kernels(
-    asked_for: set[Shape], small_bytes: int
+    asked_for: set[Shape], small_bytes: int, many_tokens: int
 ) -> None:
     parts = biased_parts()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "SMALL_BYTES", small_bytes)
+        patch.setattr(kernels, "MANY_TOKENS", many_tokens)
         chosen = covering(parts, asked_for)
         assert set(chosen) <= asked_for
         wanted = frozenset().union(*(variants(parts, shape) for shape in asked_for))

@@ -41,12 +41,16 @@ class Run:
     report: dict[str, Any]
 
 
+DRAFTS = "serial+spec+grammar@draft_budgets=fixed"
+"""A cell that drafts whatever a step costs on the machine of the test."""
+
+
 @pytest.fixture(scope="module")
 def core(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The eight core cells, a routing check and a peer on two workloads."""
     folder = tmp_path_factory.mktemp("core")
     cells = (
-        "serial,batch4,grammar,batch4+grammar,spec,spec+grammar,batch4+spec,batch4+spec+grammar,"
+        f"serial,batch4,grammar,batch4+grammar,spec,{DRAFTS},batch4+spec,batch4+spec+grammar,"
         "batch4+spec@routed,mlx-lm"
     )
     chosen = ("--cells", cells, "--workloads", "short-chat,json-extract", "--json", "out.json")
@@ -90,7 +94,7 @@ def test_every_gate_passes_and_says_what_it_saw(core: Run) -> None:
 
 def test_the_json_holds_each_cell_with_its_baseline_and_no_missing_conformance(core: Run) -> None:
     cells = {(cell["workload"], cell["cell"]): cell for cell in core.report["cells"]}
-    both = cells["json-extract", "serial+spec+grammar"]
+    both = cells["json-extract", DRAFTS]
     assert both["baseline"] == "serial+grammar"
     assert both["grammar_overhead_pct"] is not None
     assert both["mask_us_per_token"] > 0
@@ -371,7 +375,7 @@ def test_an_interrupted_run_says_so_and_then_how_to_go_on(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     child = subprocess.Popen(
-        [*FM, *LONG],
+        [*FM, *LONG, "--json", "out.json"],
         cwd=tmp_path,
         env=environment(),
         stdout=subprocess.PIPE,
@@ -382,6 +386,9 @@ def test_an_interrupted_run_says_so_and_then_how_to_go_on(
     child.send_signal(number)
     out, _ = child.communicate(timeout=WAIT_S)
     assert child.returncode == 130
+    told = json.loads((tmp_path / "out.json").read_text())
+    assert (told["exit_code"], told["quotable"]) == (130, False)
+    assert "serial+spec" in [cell["cell"] for cell in told["cells"]]
     assert 0 < out.index(" was interrupted") < out.index("go on with: fm run --resume ")
     assert "Traceback" not in out
     assert 1 <= len(done_trials(tmp_path)) < 20

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from harness import exit_codes
 from harness.cli import cli, main
 from harness.commands.columns import aligned
-from harness.store import EvalStore, StoreError
+from harness.store import EvalStore, PromotionRow, StoreError, new_id
 from tests.harness.results.published import MACHINE, ONE, THREE, TWO, database, steady_run
 from tests.harness.store.sample_run import MODEL, Sample, big_sample, reply
 
@@ -57,7 +57,7 @@ def test_the_newest_runs_come_first_with_how_they_ended(path: Path) -> None:
     rows = [line.split() for line in done.output.splitlines()]
     assert rows[0] == ["run", "created", "status", "quotable", "trials", "models", "tag"]
     assert rows[1][3:] == ["running", "—", "5/18", "tiny", "feature-matrix[box]"]
-    assert rows[2][3:] == ["finished", "0", "no", "9/9", "larger", "feature-matrix[box]"]
+    assert rows[2][3:] == ["finished:", "0", "(PASS)", "no", "9/9", "larger", "feature-matrix[box]"]
     assert rows[3][3:6] == ["finished", "0", "yes"]
 
 
@@ -94,6 +94,29 @@ def test_a_run_is_shown_with_what_became_of_it(path: Path) -> None:
     assert told["cells"] == "serial, serial+spec, serial@aa"
     assert told["environment device_name"] == "Toy CPU"
     assert call(path, "show").output.splitlines()[0].endswith(THREE)
+
+
+def test_each_reason_against_a_run_has_a_line_of_its_own(path: Path) -> None:
+    with EvalStore.open_existing(path) as store:
+        run = store.find_run(TWO)
+        store.finish_run(TWO, status="finished", exit_code=3, unquotable_reasons=["hot", "busy"])
+        store.record_promotion(
+            PromotionRow(
+                promotion_id=new_id(),
+                run_id=run.run_id,
+                promoted_at=run.created_at,
+                destination="RESULTS.md",
+                quotable=False,
+                reasons=("hot", "busy"),
+            )
+        )
+    lines = [line.split("  ") for line in call(path, "show", TWO).output.splitlines()]
+    told = [(line[0], line[-1].strip()) for line in lines]
+    first = told.index(("unquotable because", "hot"))
+    assert told[first + 1] == ("", "busy")
+    promoted = told.index(("promoted as unquotable because", "hot"))
+    assert told[promoted + 1] == ("", "busy")
+    assert "finished: 3 (FAIL)" in call(path, "list").output
 
 
 def test_a_view_is_exported_as_csv_and_json_with_the_same_values(

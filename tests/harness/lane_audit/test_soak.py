@@ -12,12 +12,15 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
+import engine.draft.registry
 from engine.arrays import wait
 from engine.cache.prefix import PrefixCache
 from engine.completions import Completions
+from engine.costs import step_costs
 from engine.loop import Engine
 from engine.propose import Proposer
 from engine.rows import SlotTable
+from engine.shapes import STEP_WIDTHS
 from engine.testing import tiny_model
 from harness.lane_audit.audit import main as audit
 from harness.lane_audit.idle import FLAT, Memory, unsteady
@@ -36,7 +39,11 @@ def soak(folder: Path, num_requests: int) -> Soak:
 
 @pytest.fixture(scope="module")
 def soaked(tmp_path_factory: pytest.TempPathFactory) -> Soak:
-    return soak(tmp_path_factory.mktemp("adapters"), NUM_REQUESTS)
+    # Drafts pay, whatever a step costs on the machine of the test.
+    with pytest.MonkeyPatch.context() as patch:
+        free = step_costs({(1, width): 1.0 for width in STEP_WIDTHS})
+        patch.setattr(engine.draft.registry, "_measured_costs", lambda *_: free)
+        return soak(tmp_path_factory.mktemp("adapters"), NUM_REQUESTS)
 
 
 def test_an_engine_gives_back_all_that_its_requests_took(soaked: Soak) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -148,8 +149,11 @@ def test_what_nobody_tells_is_absent_and_never_nought(target: HttpTarget) -> Non
     assert all(row.drafted is None for row in measured(run(target, "serial")))
 
 
-def test_drafts_are_told_by_position(target: HttpTarget) -> None:
-    record = run(target, "batch4+spec", max_tokens=40)
+def test_drafts_are_told_by_position() -> None:
+    """By a cell that drafts whatever a step costs on the machine of the test."""
+    with closing(HttpTarget(lambda line: None)) as target:
+        target.open("tiny-thinking")
+        record = run(target, "batch4+spec@draft_budgets=fixed", max_tokens=40)
     assert record.accepts
     drafted = sum(row.drafted or 0 for row in measured(record))
     assert drafted == sum(point.drafted for point in record.accepts) > 0
