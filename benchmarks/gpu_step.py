@@ -157,7 +157,7 @@ def check(log: Log) -> None:
     ]
     same = mx.array_equal(mx.concatenate(alone)[:, 0], found[:, 0]).item()
     log.add(check="a row alone at width 1 and in a batch of 4 at width 2: equal bits", value=same)
-    for rows, width in ((4, 8), (32, 1), (16, 8), (32, 8)):
+    for rows, width in ((4, 8), (32, 1), (16, 2)):
         same = same_in_company(step, model, rows, width)
         log.add(check=f"{rows} rows of width {width} and each alone: equal bits", value=same)
     model.set_dtype(mx.float32)

@@ -24,11 +24,15 @@ SMALL_BYTES = 8 << 20
 """Weights up to which a block takes one tile: they stay in the L2 cache, and more blocks share the
 work."""
 
-MOST_TILES = 4
-"""Tiles a block takes of more tokens on larger weights."""
+FEW_TOKENS = 16
+"""Tokens up to which a block takes one tile of them on larger weights too."""
 
-MANY_TOKENS = 128
-"""Tokens from which on larger weights are left to cuBLAS."""
+MOST_TILES = 4
+"""Tiles a block takes of more tokens."""
+
+MANY_TOKENS = TILE_TOKENS * MOST_TILES
+"""Most tokens for which `project` takes larger weights: all in one block. Beyond them cuBLAS is
+faster by more than equal bits are worth."""
 
 DTYPES = frozenset({mx.bfloat16, mx.float16})
 
@@ -50,7 +54,7 @@ def takes(parts: Projection, tokens: int) -> bool:
 
 def project_template(parts: Projection, tokens: int, dtype: mx.Dtype) -> Template:
     """Return what the kernel of `project` is compiled for, for this many tokens."""
-    is_one_tile = tokens <= TILE_TOKENS or parts.weight.nbytes <= SMALL_BYTES
+    is_one_tile = tokens <= FEW_TOKENS or parts.weight.nbytes <= SMALL_BYTES
     return (
         ("T", dtype),
         ("GATED", parts.gated),

@@ -99,6 +99,6 @@ def _check_same(run: RunRow, chosen: Choices, head: Checkout) -> None:
         )
     if run.git_sha != head.sha:
         raise SettingError(
-            f"run {run.run_id} began at {run.git_sha[:SHORT]} and the checkout is at {head.sha[:SHORT]}; "
-            "check the first one out to go on, or start a new run"
+            f"run {run.run_id} began at {run.git_sha[:SHORT]} and the checkout is at "
+            f"{head.sha[:SHORT]}; check the first one out to go on, or start a new run"
         )

@@ -98,7 +98,10 @@ def export(run: str, view: str, form: str, output: Path | None, db: Path) -> int
 @click.argument("others", metavar="DB...", type=options.FILE, nargs=-1, required=True)
 @options.database
 def merge(others: tuple[Path, ...], db: Path) -> int:
-    """Take the runs of other databases into this one; twice is the same as once."""
+    """Take the runs of other databases into this one.
+
+    Twice is the same as once.
+    """
     from harness.store import EvalStore
 
     with EvalStore.open(db) as store:

@@ -87,9 +87,9 @@ def test_a_token_has_the_same_bits_beside_others(
 ) -> None:
     """With several tiles in a block too: alone it is computed by the kernel of one."""
     monkeypatch.setattr(kernels, "SMALL_BYTES", small_bytes)
-    parts, x = weights(32, 576, gated=gated), normal(43, 576)
+    parts, x = weights(32, 576, gated=gated), normal(kernels.MANY_TOKENS - 1, 576)
     together = kernels.project(parts, x)
-    for token in (0, 7, 10, 31, 32, 42):
+    for token in (0, 7, 10, 23, 30):
         alone = kernels.project(parts, x[token : token + 1])
         assert mx.array_equal(alone[0], together[token]).item()
 

@@ -58,7 +58,7 @@ def test_the_newest_runs_come_first_with_how_they_ended(path: Path) -> None:
     assert rows[0] == ["run", "created", "status", "quotable", "trials", "models", "tag"]
     assert rows[1][3:] == ["running", "—", "5/18", "tiny", "feature-matrix[box]"]
     assert rows[2][3:] == ["finished:", "0", "(PASS)", "no", "9/9", "larger", "feature-matrix[box]"]
-    assert rows[3][3:6] == ["finished", "0", "yes"]
+    assert rows[3][3:7] == ["finished:", "0", "(PASS)", "yes"]
 
 
 @pytest.mark.parametrize(
