@@ -206,12 +206,11 @@ def head_product(parts: Parts, module: Any, x: mx.array) -> mx.array:
     return logits
 
 
-NEVER, ALWAYS = 0, 1 << 40
 PRODUCTS = {
-    # module, weights that take one tile a block, tokens that the kernel takes
-    "one_tile": (kernels, ALWAYS, NEVER),
-    "tiles": (kernels, NEVER, ALWAYS),
-    "cublas": (reference, NEVER, NEVER),
+    # module, and the weights of which a block takes one tile
+    "one_tile": (kernels, 1 << 40),
+    "tiles": (kernels, 0),
+    "cublas": (reference, 0),
 }
 
 
@@ -220,12 +219,13 @@ def project(log: Log, shape: str) -> None:
     model = random_model(shape)
     parts = take_parts(model)
     assert parts is not None
-    limits = kernels.SMALL_BYTES, kernels.MANY_TOKENS
+    rules = kernels.SMALL_BYTES, kernels.takes
+    kernels.takes = lambda parts, tokens: True
     for what in (products, head_product):
         for tokens in (1, 4, 8, 16, 32, 64, 128, 256):
             x = mx.random.normal((tokens, parts.layers[0].qkv.weight.shape[1]), mx.bfloat16)
             times: dict[str, float] = {}
-            for name, (module, kernels.SMALL_BYTES, kernels.MANY_TOKENS) in PRODUCTS.items():
+            for name, (module, kernels.SMALL_BYTES) in PRODUCTS.items():
                 step: Any = mx.compile(partial(what, parts, module))
                 took = []
                 for _ in range(20):
@@ -234,7 +234,7 @@ def project(log: Log, shape: str) -> None:
                     took.append(1e3 * (time.perf_counter() - before))
                 times[name] = round(statistics.median(took[5:]), 3)
             log.add(shape=shape, what=what.__name__, tokens=tokens, **times)
-    kernels.SMALL_BYTES, kernels.MANY_TOKENS = limits
+    kernels.SMALL_BYTES, kernels.takes = rules
 
 
 def copy_rate() -> float:

@@ -59,7 +59,9 @@ class Machine:
         cores: physical cores of the machine; None where the system does not tell.
         usable_cores: cores this process may use at a time (mask and quota counted).
         device: "cpu", "cuda" or "metal"; `device_name` says which one.
-        blas: name, version and source of the BLAS in use, e.g. "OpenBLAS 0.3.34 (scipy)".
+        blas: name, version and source of the BLAS in use and the processor its kernels are for,
+            e.g. "OpenBLAS 0.3.34 (scipy, SkylakeX)": some clouds call several generations of
+            processors by one name.
         blas_threads: threads one matrix product may use; 0 where fm loaded none.
         product_cores: cores that share a product of many rows (engine.models.second_core).
         versions: distribution -> version.
@@ -169,7 +171,8 @@ def blas_label() -> str:
         return "the device's own"
     if not backend.blas_name:
         return f"MLX's own reference BLAS ({backend.source})"
-    return f"{backend.blas_name} {backend.blas_version} ({backend.source})"
+    kernels = ", ".join(filter(None, (backend.source, backend.blas_core)))
+    return f"{backend.blas_name} {backend.blas_version} ({kernels})"
 
 
 def blas_problem() -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from engine.fused import reference
-from engine.fused.parts import Heads, Projection
+from engine.fused.parts import FEW_TOKENS, Heads, Projection
 
 TILE_TOKENS = 8
 """Tokens of a tile of `project`; a block takes a tile or more, and reads every weight once."""
@@ -24,15 +24,8 @@ SMALL_BYTES = 8 << 20
 """Weights up to which a block takes one tile: they stay in the L2 cache, and more blocks share the
 work."""
 
-FEW_TOKENS = 16
-"""Tokens up to which a block takes one tile of them on larger weights too."""
-
 MOST_TILES = 4
-"""Tiles a block takes of more tokens."""
-
-MANY_TOKENS = TILE_TOKENS * MOST_TILES
-"""Most tokens for which `project` takes larger weights: all in one block. Beyond them cuBLAS is
-faster by more than equal bits are worth."""
+"""Tiles a block takes of more than FEW_TOKENS on larger weights: all of MANY_TOKENS."""
 
 DTYPES = frozenset({mx.bfloat16, mx.float16})
 
@@ -49,7 +42,7 @@ Template = tuple[tuple[str, Any], ...]
 
 def takes(parts: Projection, tokens: int) -> bool:
     """Return whether `project` computes so many tokens itself and does not leave them to cuBLAS."""
-    return tokens <= MANY_TOKENS or parts.weight.nbytes <= SMALL_BYTES
+    return tokens <= parts.most_tokens or parts.weight.nbytes <= SMALL_BYTES
 
 
 def project_template(parts: Projection, tokens: int, dtype: mx.Dtype) -> Template:

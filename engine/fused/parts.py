@@ -13,6 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 from mlx_lm.models import llama, qwen2, qwen3
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.models.rope_utils import Llama3RoPE
@@ -21,6 +22,13 @@ MODELS: frozenset[type[nn.Module]] = frozenset({llama.Model, qwen2.Model, qwen3.
 """Architectures whose layers are exactly what engine.fused.step computes."""
 
 HEAD_DIMS = frozenset({64, 128})
+
+LIGHT_BYTES = 1 << 30
+"""Weights of a model up to which equal bits in steps of more tokens cost little time."""
+
+FEW_TOKENS, MANY_TOKENS = 16, 32
+"""Tokens of a step up to which a token has the same bits whatever is computed beside it: in any
+model that the kernels take, and in a light one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +41,8 @@ class Projection:
         gain: [inputs], the weight of an RMS norm of the input.
         eps: of that norm; where there is none, the model's, so that one kernel serves all.
         gated: the result is silu(gate) * up.
+        most_tokens: up to so many a kernel of ours computes it; beyond them cuBLAS does, which is
+            faster there and rounds otherwise.
     """
 
     weight: mx.array
@@ -40,6 +50,7 @@ class Projection:
     gain: mx.array | None = None
     eps: float = 0.0
     gated: bool = False
+    most_tokens: int = MANY_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +109,13 @@ def take_parts(model: Any) -> Parts | None:
     rates = _rates(model.layers[0].self_attn.rope)
     if rates is None:
         return None
-    layers = tuple(_layer(layer) for layer in model.layers)
+    weights = dict(tree_flatten(model.parameters())).values()
+    is_light = sum(array.nbytes for array in weights) <= LIGHT_BYTES
+    most = MANY_TOKENS if is_light else FEW_TOKENS
+    layers = tuple(_layer(layer, most) for layer in model.layers)
     body = model.model
     head = model.lm_head if "lm_head" in model else body.embed_tokens
-    last = Projection(head.weight, gain=body.norm.weight, eps=body.norm.eps)
+    last = Projection(head.weight, gain=body.norm.weight, eps=body.norm.eps, most_tokens=most)
     return Parts(body.embed_tokens, rates, layers, last)
 
 
@@ -130,18 +144,20 @@ def _rates(rope: Any) -> mx.array | None:
     return rope.scale * mx.exp(steps)
 
 
-def _layer(layer: Any) -> Layer:
+def _layer(layer: Any, most: int) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     before, after = layer.input_layernorm, layer.post_attention_layernorm
     qkv = _join(attention.q_proj, attention.k_proj, attention.v_proj)
     gate_up = _join(mlp.gate_proj, mlp.up_proj)
-    eps = before.eps
+    common = {"eps": before.eps, "most_tokens": most}
     return Layer(
         heads=_heads(attention),
-        qkv=Projection(*qkv, gain=before.weight, eps=eps),
-        out=Projection(attention.o_proj.weight, attention.o_proj.get("bias"), eps=eps),
-        gate_up=Projection(*gate_up, gain=after.weight, eps=after.eps, gated=True),
-        down=Projection(mlp.down_proj.weight, mlp.down_proj.get("bias"), eps=eps),
+        qkv=Projection(*qkv, gain=before.weight, **common),
+        out=Projection(attention.o_proj.weight, attention.o_proj.get("bias"), **common),
+        gate_up=Projection(
+            *gate_up, gain=after.weight, eps=after.eps, gated=True, most_tokens=most
+        ),
+        down=Projection(mlp.down_proj.weight, mlp.down_proj.get("bias"), **common),
     )
 
 

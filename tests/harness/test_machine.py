@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from engine.backend import BackendInfo
+from harness import machine
 from harness.machine import (
     GitState,
     cpu_from_cpuinfo,
@@ -187,6 +189,22 @@ def test_a_newer_blas_of_the_same_kind_leaves_the_id() -> None:
     old, new = ({"blas": f"OpenBLAS {number} (scipy)"} for number in ("0.3.29", "0.3.34"))
 
     assert machine_id(old) == machine_id(new)
+
+
+def test_processors_of_one_name_that_run_other_kernels_are_two_machines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = []
+    for core in ("Haswell", "SkylakeX"):
+        blas = BackendInfo(
+            device="cpu", source="scipy", blas_name="OpenBLAS", blas_version="0.3", blas_core=core
+        )
+        monkeypatch.setattr(machine, "backend_info", lambda blas=blas: blas)
+        found.append({**ENVIRONMENT, "blas": machine.blas_label()})
+    assert found[1]["blas"] == "OpenBLAS 0.3 (scipy, SkylakeX)"
+    assert machine_id(found[0]) != machine_id(found[1])
+    (differs,) = machine_differences(*found)
+    assert differs == "blas differs (OpenBLAS (scipy, Haswell), OpenBLAS (scipy, SkylakeX))"
 
 
 def test_an_id_survives_the_database_and_names_the_host() -> None:

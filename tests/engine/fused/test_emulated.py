@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.fused import kernels, reference
-from engine.fused.parts import Heads, Projection
+from engine.fused.parts import MANY_TOKENS, Heads, Projection
 
 from .emulator import COMPILER, emulated
 
@@ -87,7 +87,7 @@ def test_a_token_has_the_same_bits_beside_others(
 ) -> None:
     """With several tiles in a block too: alone it is computed by the kernel of one."""
     monkeypatch.setattr(kernels, "SMALL_BYTES", small_bytes)
-    parts, x = weights(32, 576, gated=gated), normal(kernels.MANY_TOKENS - 1, 576)
+    parts, x = weights(32, 576, gated=gated), normal(MANY_TOKENS - 1, 576)
     together = kernels.project(parts, x)
     for token in (0, 7, 10, 23, 30):
         alone = kernels.project(parts, x[token : token + 1])

@@ -20,7 +20,7 @@ from engine import runner
 from engine.config import EngineConfig
 from engine.draft.registry import build_drafter
 from engine.draft.source import DraftSource
-from engine.fused import kernels
+from engine.fused import kernels, parts
 from engine.fused.parts import Parts, take_parts
 from engine.fused.variants import Shape, Variant, covering, variants
 from engine.loop import Engine
@@ -109,11 +109,11 @@ def requests(rows: int, drafts: int | None) -> list[Request]:
 
 
 LIMITS = {
-    "small weights": (kernels.SMALL_BYTES, kernels.MANY_TOKENS),
-    "large weights": (0, kernels.MANY_TOKENS),
-    "large weights, some through cuBLAS": (0, 20),
+    "small weights": (kernels.SMALL_BYTES, parts.LIGHT_BYTES),
+    "large weights of a light model": (0, parts.LIGHT_BYTES),
+    "large weights of a heavy model": (0, 0),
 }
-"""SMALL_BYTES and MANY_TOKENS."""
+"""SMALL_BYTES and LIGHT_BYTES."""
 
 
 @pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
@@ -122,8 +122,8 @@ LIMITS = {
 def test_no_request_asks_for_a_kernel_that_opening_the_engine_did_not(
     asked: Asked, lane: str, group: int, limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, limit in zip(("SMALL_BYTES", "MANY_TOKENS"), limits, strict=True):
-        monkeypatch.setattr(kernels, name, limit)
+    monkeypatch.setattr(kernels, "SMALL_BYTES", limits[0])
+    monkeypatch.setattr(parts, "LIGHT_BYTES", limits[1])
     config, model = LANES[lane], half_llama(group)
     engine = Engine(model, config, drafter_of(config, model))
     opened = asked.take()
@@ -143,11 +143,13 @@ def test_without_kernels_nothing_is_computed_when_an_engine_opens(lane: str) -> 
 
 
 @cache
-def biased_parts() -> Parts:
+def biased_parts(light_bytes: int) -> Parts:
     """A model for the kernels, as they see it."""
-    parts = take_parts(small_llama(attention_bias=True))
-    assert parts is not None
-    return parts
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "LIGHT_BYTES", light_bytes)
+        taken = take_parts(small_llama(attention_bias=True))
+    assert taken is not None
+    return taken
 
 
 shapes = st.builds(Shape, st.sampled_from(ROW_BUCKETS), st.sampled_from(STEP_WIDTHS))
@@ -156,17 +158,16 @@ shapes = st.builds(Shape, st.sampled_from(ROW_BUCKETS), st.sampled_from(STEP_WID
 @given(
     asked_for=st.sets(shapes, min_size=1),
     small_bytes=st.sampled_from([0, 1 << 17, 1 << 30]),
-    many_tokens=st.sampled_from([8, 20, 32]),
+    light_bytes=st.sampled_from([0, parts.LIGHT_BYTES]),
 )
 def test_a_few_of_any_steps_ask_for_all_their_kernels(
-    asked_for: set[Shape], small_bytes: int, many_tokens: int
+    asked_for: set[Shape], small_bytes: int, light_bytes: int
 ) -> None:
-    parts = biased_parts()
+    taken = biased_parts(light_bytes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "SMALL_BYTES", small_bytes)
-        patch.setattr(kernels, "MANY_TOKENS", many_tokens)
-        chosen = covering(parts, asked_for)
+        chosen = covering(taken, asked_for)
         assert set(chosen) <= asked_for
-        wanted = frozenset().union(*(variants(parts, shape) for shape in asked_for))
-        assert frozenset().union(*(variants(parts, shape) for shape in chosen)) == wanted
+        wanted = frozenset().union(*(variants(taken, shape) for shape in asked_for))
+        assert frozenset().union(*(variants(taken, shape) for shape in chosen)) == wanted
         assert len(chosen) <= len(wanted)

@@ -15,7 +15,8 @@ WORKLOAD = load_workload("json-extract")
 SCHEMAS = sorted(WORKLOAD.schemas)
 PROMPTS = WORKLOAD.prompts + WORKLOAD.warmup
 
-ABSENT = object()
+ABSENT = "<absent>"
+"""No value of any field."""
 
 # Field -> value; each makes a true document of its schema wrong.
 INVALID: dict[str, list[dict[str, Any]]] = {
