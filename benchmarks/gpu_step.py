@@ -220,7 +220,7 @@ def project(log: Log, shape: str) -> None:
     parts = take_parts(model)
     assert parts is not None
     rules = kernels.SMALL_BYTES, kernels.takes
-    kernels.takes = lambda parts, tokens: True
+    kernels.takes = lambda _parts, _tokens: True
     for what in (products, head_product):
         for tokens in (1, 4, 8, 16, 32, 64, 128, 256):
             x = mx.random.normal((tokens, parts.layers[0].qkv.weight.shape[1]), mx.bfloat16)

@@ -109,14 +109,18 @@ def take_parts(model: Any) -> Parts | None:
     rates = _rates(model.layers[0].self_attn.rope)
     if rates is None:
         return None
-    weights = dict(tree_flatten(model.parameters())).values()
-    is_light = sum(array.nbytes for array in weights) <= LIGHT_BYTES
-    most = MANY_TOKENS if is_light else FEW_TOKENS
+    most = MANY_TOKENS if _weight_bytes(model) <= LIGHT_BYTES else FEW_TOKENS
     layers = tuple(_layer(layer, most) for layer in model.layers)
     body = model.model
     head = model.lm_head if "lm_head" in model else body.embed_tokens
     last = Projection(head.weight, gain=body.norm.weight, eps=body.norm.eps, most_tokens=most)
     return Parts(body.embed_tokens, rates, layers, last)
+
+
+def _weight_bytes(model: Any) -> int:
+    """Return the bytes of all weights; keeps none of them: each is freed once it is joined."""
+    named: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
+    return sum(array.nbytes for array in named.values())
 
 
 def _is_plain(model: Any) -> bool:

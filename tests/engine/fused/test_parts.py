@@ -8,7 +8,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 
+from engine.fused import parts
 from engine.fused.parts import take_parts
 
 from .conftest import small_llama
@@ -21,15 +23,31 @@ def test_joining_leaves_the_models_logits_as_they_were(model: Any) -> None:
     np.testing.assert_allclose(np.array(model(ids)), before, atol=1e-5)
 
 
+def test_every_product_of_a_model_leaves_the_kernels_at_one_number_of_tokens(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that did earlier would change the bits of a token beside others."""
+    weights = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    for light_bytes, most in ((weights, parts.MANY_TOKENS), (weights - 1, parts.FEW_TOKENS)):
+        monkeypatch.setattr(parts, "LIGHT_BYTES", light_bytes)
+        taken = take_parts(model)
+        assert taken is not None
+        found = {taken.head.most_tokens}
+        for layer in taken.layers:
+            for product in (layer.qkv, layer.out, layer.gate_up, layer.down):
+                found.add(product.most_tokens)
+        assert found == {most}
+
+
 def test_joined_weights_are_held_once(model: Any) -> None:
-    parts = take_parts(model)
-    assert parts is not None
+    first = take_parts(model)
+    assert first is not None
     attention = model.layers[0].self_attn
     rows = attention.q_proj.weight.shape[0]
     np.testing.assert_array_equal(
-        np.array(parts.layers[0].qkv.weight[:rows]), np.array(attention.q_proj.weight)
+        np.array(first.layers[0].qkv.weight[:rows]), np.array(attention.q_proj.weight)
     )
-    del parts, attention
+    del first, attention
     mx.clear_cache()
     before = mx.get_active_memory()
     held = take_parts(model)
