@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from engine.fused import reference
-from engine.fused.parts import FEW_TOKENS, Heads, Projection
+from engine.fused.parts import FEW_TOKENS, MANY_TOKENS, Heads, Projection
 
 TILE_TOKENS = 8
 """Tokens of a tile of `project`; a block takes a tile or more, and reads every weight once."""
@@ -24,8 +24,9 @@ SMALL_BYTES = 8 << 20
 """Weights up to which a block takes one tile: they stay in the L2 cache, and more blocks share the
 work."""
 
-MOST_TILES = 4
-"""Tiles a block takes of more than FEW_TOKENS on larger weights: all of MANY_TOKENS."""
+MOST_TILES = MANY_TOKENS // TILE_TOKENS
+"""Tiles a block takes on larger weights once there are more than FEW_TOKENS, up to which one tile a
+block is as fast."""
 
 DTYPES = frozenset({mx.bfloat16, mx.float16})
 

@@ -158,9 +158,7 @@ def _layer(layer: Any, most: int) -> Layer:
         heads=_heads(attention),
         qkv=Projection(*qkv, gain=before.weight, **common),
         out=Projection(attention.o_proj.weight, attention.o_proj.get("bias"), **common),
-        gate_up=Projection(
-            *gate_up, gain=after.weight, eps=after.eps, gated=True, most_tokens=most
-        ),
+        gate_up=Projection(*gate_up, after.weight, after.eps, gated=True, most_tokens=most),
         down=Projection(mlp.down_proj.weight, mlp.down_proj.get("bias"), **common),
     )
 

@@ -102,13 +102,15 @@ def conclude(store: EvalStore, run_id: str, outcome: Outcome, places: Places) ->
 
 def interrupted(store: EvalStore, run_id: str, places: Places) -> Concluded:
     """Write that a run was interrupted, for programs too, and say how to go on with it."""
-    code, notes = exit_codes.INTERRUPTED, [resume_hint(run_id, places)]
+    code = exit_codes.INTERRUPTED
+    notes: list[str] = []
     with last_words():
         store.finish_run(run_id, status="interrupted", exit_code=code, unquotable_reasons=[])
         if places.json is not None:
             report = replace(build_report(store.load_report(run_id)), exit_code=code)
-            notes.insert(0, str(_written("json", places.json, to_json(report))))
-    return Concluded(run_id=run_id, exit_code=code, report=None, notes=tuple(notes))
+            notes.append(str(_written("json", places.json, to_json(report))))
+    again = resume_hint(run_id, places)
+    return Concluded(run_id=run_id, exit_code=code, report=None, notes=(*notes, again))
 
 
 def resume_hint(run_id: str, places: Places) -> str:
