@@ -72,7 +72,7 @@ FAULTS: dict[str, Fault] = {
                 "            time.sleep(0.08 * (time.perf_counter() - began_s))\n",
             ),
         ),
-        finding=("metric", "tok_s"),
+        finding=("metric", "step_ms"),
         exit_code=exit_codes.REGRESSION,
         cells="serial",
         workload="short-chat",

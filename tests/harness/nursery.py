@@ -62,6 +62,8 @@ class Life:
         resume: the run to go on with, "" for a new one.
         signal: what ends it, at the event of this number (a call or return of any function), or
             after this time; neither lets it live.
+        from_trial: events are counted from when this trial of its own began, 1 for its first; 0
+            for from the life's begin.
         file_limit: most bytes of a file, 0 for no limit.
     """
 
@@ -69,6 +71,7 @@ class Life:
     resume: str = ""
     signal: int = signal.SIGKILL
     at_event: int = 0
+    from_trial: int = 0
     after_s: float = 0.0
     file_limit: int = 0
 
@@ -219,13 +222,16 @@ def _session(life: Life) -> int:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (life.file_limit, life.file_limit))
     count, trials = 0, []
+    ends_at = 0 if life.from_trial else life.at_event
 
     def watch(frame: FrameType, event: str, _what: Any) -> None:
-        nonlocal count
+        nonlocal count, ends_at
         count += 1
         if event == "call" and frame.f_code is Varied.run.__code__:
             trials.append(count)
-        if count == life.at_event:
+            if len(trials) == life.from_trial:
+                ends_at = count + life.at_event
+        if count == ends_at:
             os.kill(os.getpid(), life.signal)
 
     if life.at_event:

@@ -6,6 +6,7 @@ import random
 import signal
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +91,18 @@ def planned_rows(data: RunData) -> list[TrialRow]:
     return [item.row for item in plan_trials(matrix, data.run.run_id, models)]
 
 
-def disturbed(life: Life, number: int, whole: End, draw: random.Random) -> Life:
-    """A life that ends by the clock, at any place of the program, or at one of its trials."""
+def disturbed(life: Life, number: int, whole: End, num_done: int, draw: random.Random) -> Life:
+    """A life that ends by the clock, at any place of the program, or in one of its trials."""
     if number % 4 == 0:
         return replace(life, after_s=draw.uniform(0.001, whole.seconds))
     if number % 4 == 1:
         return replace(life, at_event=draw.randint(1, whole.events))
-    return replace(life, at_event=draw.randint(whole.trials[0], whole.trials[-1]))
+    lengths = [end - begin for begin, end in pairwise(whole.trials)]
+    return replace(
+        life,
+        from_trial=draw.randint(1, max(1, len(whole.trials) - num_done)),
+        at_event=draw.randint(1, max(lengths)),
+    )
 
 
 def test_kill_9_at_50_random_points_loses_and_doubles_nothing(
@@ -111,7 +117,7 @@ def test_kill_9_at_50_random_points_loses_and_doubles_nothing(
             break
         life = Life(folder=str(tmp_path), resume=run_id)
         if kills < NUM_KILLS:
-            life = disturbed(life, kills, whole, draw)
+            life = disturbed(life, kills, whole, len(done), draw)
         (end,) = nursery.run(life)
         assert end.code in (-signal.SIGKILL, exit_codes.PASS), end.out
         kills += end.code == -signal.SIGKILL
