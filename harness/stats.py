@@ -196,7 +196,7 @@ def compare(
     spread = coefficient_of_variation([math.exp(value) for value in logs])
     against = list(refusals)
     if spread is not None and spread > MAX_CV:
-        against.append(f"the ratio varies by {100 * spread:.0f} % between blocks (over 10 %)")
+        against.append(f"the ratio varies by {100 * spread:.3g} % between blocks (over 10 %)")
     ratio = Ratio(
         n=len(logs),
         estimate=math.exp(interval.estimate),

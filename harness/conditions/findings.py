@@ -119,7 +119,7 @@ def _load(row: ConditionRow) -> Finding | None:
     return Finding(
         "load",
         row.load_1m,
-        f"load is {row.load_1m:.1f} on {row.cores} cores, above {limit:.1f}; stop other programs",
+        f"load is {row.load_1m:.3g} on {row.cores} cores, above {limit:.1f}; stop other programs",
     )
 
 
@@ -128,14 +128,14 @@ def _memory(row: ConditionRow) -> Finding | None:
     free = row.memory_available_bytes
     if row.phase != PREFLIGHT or free is None or free >= MIN_AVAILABLE_BYTES:
         return None
-    text = f"{free / GIB:.1f} GiB of memory is free; 2 GiB is the least"
+    text = f"{free / GIB:.3g} GiB of memory is free; 2 GiB is the least"
     return Finding("memory", -free, text)
 
 
 def _memory_pressure(row: ConditionRow) -> Finding | None:
     free, waited = row.standing.get("memory_free_pct"), row.memory_wait_share
     if waited is not None and waited > MEMORY_WAIT_SHARE:
-        text = f"tasks waited for memory {100 * waited:.0f} % of the time; free memory"
+        text = f"tasks waited for memory {100 * waited:.3g} % of the time; free memory"
         return Finding("memory pressure", waited, text)
     if free is not None and free < MIN_FREE_PCT:
         text = f"{free} % of the memory is free, under {MIN_FREE_PCT} %; free memory"
@@ -157,7 +157,7 @@ def _stolen(row: ConditionRow) -> Finding | None:
     if row.stolen_share is None or row.stolen_share <= STOLEN_SHARE:
         return None
     percent = 100 * row.stolen_share
-    text = f"the hypervisor gave {percent:.0f} % of the processor time to others (steal)"
+    text = f"the hypervisor gave {percent:.3g} % of the processor time to others (steal)"
     return Finding("steal", row.stolen_share, f"{text}; use a machine of your own")
 
 
@@ -165,7 +165,7 @@ def _throttled(row: ConditionRow) -> Finding | None:
     if row.throttled_share is None or row.throttled_share <= THROTTLED_SHARE:
         return None
     percent = 100 * row.throttled_share
-    text = f"the control group's quota was used up in {percent:.0f} % of its periods; raise it"
+    text = f"the control group's quota was used up in {percent:.3g} % of its periods; raise it"
     return Finding("quota", row.throttled_share, f"{text}, or take fewer threads")
 
 

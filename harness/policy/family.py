@@ -256,7 +256,7 @@ def _status(
         return "inconclusive", "too noisy to tell"
     if spread is not None and spread > MAX_CV:
         # A spread that wide makes a drop harder to prove, never easier: only passing is refused.
-        return "inconclusive", f"the ratio varies by {100 * spread:.0f} % between blocks"
+        return "inconclusive", f"the ratio varies by {100 * spread:.3g} % between blocks"
     return "pass", ""
 
 

@@ -95,7 +95,7 @@ def _judged(logs: Sequence[float], floor: Floor) -> tuple[Status, str]:
         return "fail", told
     spread = coefficient_of_variation([math.exp(value) for value in logs])
     if spread is not None and spread > MAX_CV:
-        return "inconclusive", f"{told}; it varies by {100 * spread:.0f} % between blocks"
+        return "inconclusive", f"{told}; it varies by {100 * spread:.3g} % between blocks"
     return ("pass" if own.low >= least else "inconclusive"), told
 
 

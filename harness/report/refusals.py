@@ -140,7 +140,7 @@ def drift_reasons(groups: Sequence[Group]) -> list[str]:
         change = typical_drift(group)
         if change is not None and abs(change) > MAX_DRIFT:
             reasons.append(
-                f"drift too high on {group.model} {group.workload.name}: {100 * change:+.0f} % "
+                f"drift too high on {group.model} {group.workload.name}: {100 * change:+.3g} % "
                 "from the first block to the last; let the machine cool down"
             )
     return reasons

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -208,6 +209,13 @@ def test_swapping_the_cells_turns_the_ratio_over(logs: list[float]) -> None:
 )
 def test_the_verdict_follows_from_the_interval(logs: list[float], verdict: str | None) -> None:
     assert stats.compare(logs).verdict == verdict
+
+
+def test_a_spread_just_beyond_its_limit_is_not_told_as_the_limit() -> None:
+    (reason,) = stats.compare([0.103, -0.103] * 3).refusals
+    told = re.search(r"varies by ([0-9.]+) % between blocks \(over 10 %\)", reason)
+    assert told is not None
+    assert 10 < float(told[1]) < 12
 
 
 def test_a_reason_of_the_caller_takes_the_verdict_and_leaves_the_figures() -> None:

@@ -68,7 +68,7 @@ def test_what_a_system_does_not_tell_is_no_finding(phase: str) -> None:
         ),
         (
             {"memory_available_bytes": GIB},
-            "1.0 GiB of memory is free; 2 GiB is the least",
+            "1 GiB of memory is free; 2 GiB is the least",
         ),
         (
             {"memory_wait_share": 0.04},
@@ -183,3 +183,19 @@ def test_several_findings_are_all_told() -> None:
     row = replace(QUIET, on_battery=True, temperature_c=99.0, stolen_share=0.3)
 
     assert [item.kind for item in findings(row)] == ["steal", "temperature", "battery"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"stolen_share": 0.0231}, "gave 2.31 %"),
+        ({"throttled_share": 0.0112}, "in 1.12 %"),
+        ({"memory_available_bytes": int(1.97 * GIB)}, "1.97 GiB"),
+        ({"others_cores": None, "load_1m": 2.04}, "load is 2.04"),
+    ],
+)
+def test_what_is_just_beyond_its_limit_is_not_told_as_the_limit(
+    change: dict[str, Any], told: str
+) -> None:
+    (finding,) = findings(replace(QUIET, **change))
+    assert told in finding.text
