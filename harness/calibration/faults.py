@@ -186,6 +186,14 @@ class Caught:
             }
         return fault.finding in self.failed and self.exit_code == fault.exit_code
 
+    def said_of(self, fault: Fault) -> str:
+        """Return what the findings that have to show a fault say, one after another."""
+        return "; ".join(
+            f"{item['name']} {item['status']}: {item['detail']}"
+            for item in self.report["findings"]
+            if (item["kind"], item["name"]) == fault.finding and item["detail"]
+        )
+
 
 class Copy:
     """A checkout of its own in a folder, with this checkout's files as its only commit."""
@@ -277,8 +285,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             wrong += not is_right
             failed = ", ".join(sorted(" ".join(pair) for pair in caught.failed)) or "nothing"
             word = "right" if is_right else "WRONG"
+            said = caught.said_of(fault)
             sys.stdout.write(
-                f"{word}: {name} ({fault.what}): exit {caught.exit_code}, failed: {failed}\n"
+                f"{word}: {name} ({fault.what}): exit {caught.exit_code}, failed: {failed}"
+                f"{f' ({said})' * bool(said)}\n"
             )
             sys.stdout.flush()
     return exit_codes.CORRECTNESS if wrong else exit_codes.PASS
