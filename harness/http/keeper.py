@@ -12,10 +12,17 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 
 STOP_TIMEOUT_S = 5.0
 """What a server gets for ending by itself."""
+
+GONE_TIMEOUT_S = 2.0
+"""What processes get for being gone that were killed: they have to be let run once more for it.
+
+Where nobody asks how orphans have ended they are never gone, as in a container without an init.
+"""
 
 
 def main(command: list[str]) -> int:
@@ -64,6 +71,11 @@ def _end(server: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGKILL)
     server.wait()
+    deadline_s = time.monotonic() + GONE_TIMEOUT_S
+    with suppress(ProcessLookupError):
+        while time.monotonic() < deadline_s:
+            os.killpg(server.pid, 0)
+            time.sleep(0.005)
 
 
 if __name__ == "__main__":

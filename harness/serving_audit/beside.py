@@ -20,6 +20,8 @@ USUAL_S = 1.5
 """How long gaps are watched before the long prompt comes, and how long replies before a compile."""
 
 MOST_TOKENS = 3000
+"""Of one stream; another follows it, for as long as one is watched."""
+
 LONGEST_GAP_S = 1.0
 REFUSED_WITHIN_S = 0.1
 START_WITHIN_S = 300.0
@@ -126,7 +128,10 @@ def judged_prompt(seen: PromptSeen) -> Finding:
 
 
 async def _stream(client: AuditClient, model: str, index: int, events_s: list[float]) -> Answer:
-    """Ask for a long stream, and note when its events are read."""
+    """Ask for one long stream behind the other, and note when events are read; returns a failure.
+
+    How long a stream lasts depends on the machine, and it must not end before it is watched.
+    """
     body = {
         "model": model,
         "prompt": f"Once upon a time {index}",
@@ -136,11 +141,13 @@ async def _stream(client: AuditClient, model: str, index: int, events_s: list[fl
         "seed": index,
         "return_token_ids": True,
     }
-    return await client.exchange(
-        Ask.of(COMPLETIONS, body),
-        time.monotonic(),
-        lambda _late_s, _tokens: events_s.append(time.monotonic()),
-    )
+    ask = Ask.of(COMPLETIONS, body)
+    while True:
+        answer = await client.exchange(
+            ask, time.monotonic(), lambda _late_s, _tokens: events_s.append(time.monotonic())
+        )
+        if answer.error is not None:
+            return answer
 
 
 def _gaps(live: Sequence[Sequence[float]], start_s: float, end_s: float) -> list[float]:

@@ -20,6 +20,7 @@ from engine.request import Constraint, ConstraintKind
 from engine.server.lag import BOUNDS_S, PERIOD_S, LoopLag, quantile
 from engine.testing import tiny_model
 from harness.http.client import Exchange
+from harness.serving_audit import beside as serve_beside
 from harness.serving_audit import load as serve_load
 from harness.serving_audit import overhead as serve_overhead
 from harness.serving_audit.audit import exit_code, main
@@ -137,6 +138,16 @@ def test_streams_have_to_go_on_beside_a_prompt(
 ) -> None:
     found = judged_prompt(replace(PROMPT, **changes))
     assert (len(found.failures), len(found.slow)) == (failures, slow)
+
+
+def test_streams_are_watched_also_where_each_of_them_is_short(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a quick machine a long one is over before the prompt comes."""
+    monkeypatch.setattr(serve_beside, "MOST_TOKENS", 8)
+    found = serve_beside.long_prompt(server, 2000)
+    assert found.failures == []
+    assert found.figures["events_beside"] > 0
 
 
 COMPILE = CompileSeen(compile_s=0.14, usual=[0.005] * 9, beside=[0.036] * LEAST_BESIDE)
