@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import psutil
+
 WAIT_S = 120.0
 
 
@@ -14,3 +16,11 @@ def wait_for(holds: Callable[[], object]) -> None:
     while not holds():
         assert time.monotonic() < deadline_s, "it never came true"
         time.sleep(0.005)
+
+
+def is_gone(pid: int) -> bool:
+    """Return whether a process has ended; one that nobody has asked how it ended is gone too."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

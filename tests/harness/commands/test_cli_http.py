@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.harness.command import FM, Fm, environment
-from tests.waiting import wait_for
+from tests.harness.command import Fm, environment, held
+from tests.waiting import is_gone, wait_for
 
 RUN = (
     *("run", "--target", "http", "--models", "tiny-thinking", "--preset", "smoke"),
@@ -32,18 +32,21 @@ def test_a_killed_run_leaves_no_server_and_goes_on_with_the_same_target(
     tmp_path: Path, fm_here: Fm
 ) -> None:
     process = subprocess.Popen(
-        [*FM, *RUN], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True
+        [*held("tokens", 1), *RUN],
+        cwd=tmp_path,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("1/6 "):
-            break
+    while (line := process.stderr.readline()) != "held\n":
+        assert line, "it ended before its second trial"
     children = psutil.Process(process.pid).children(recursive=True)
     assert any("serve" in child.cmdline() for child in children)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     process.stderr.close()
-    wait_for(lambda: not any(child.is_running() for child in children))
+    wait_for(lambda: all(is_gone(child.pid) for child in children))
 
     other = fm_here("run", "--resume", "latest", "--target", "in-process")
     assert other.code == 2

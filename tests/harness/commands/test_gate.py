@@ -18,6 +18,7 @@ from harness.calibration.faults import FAULTS, UNCHANGED, Copy
 from harness.cli import main
 from harness.machine import git_state
 from harness.store import EvalStore
+from tests.harness.command import FM, held
 from tests.harness.store.sample_run import EXTRACT, Sample, reply
 
 TIMEOUT_S = 600
@@ -278,7 +279,7 @@ def test_a_gate_that_nobody_watches_any_more_is_no_pass(copy: Copy, tmp_path: Pa
 def test_a_run_of_two_sides_that_was_killed_goes_on_and_counts_no_trial_twice(
     copy: Copy, tmp_path: Path
 ) -> None:
-    command = (sys.executable, "-P", "-m", "harness.cli", "gate", "--db", "fm.db", "--quiet")
+    command = ("gate", "--db", "fm.db", "--quiet")
     chosen = (
         "--models",
         "tiny-thinking",
@@ -290,7 +291,7 @@ def test_a_run_of_two_sides_that_was_killed_goes_on_and_counts_no_trial_twice(
     amounts = ("--blocks", "2", "--prompts", "1", "--max-tokens", "8", "--base", "HEAD")
     environment = {**os.environ, "PYTHONPATH": str(copy.root)}
     child = subprocess.Popen(
-        [*command, *chosen, *amounts],
+        [*held("trial", 1), *command, *chosen, *amounts],
         cwd=tmp_path,
         env=environment,
         stderr=subprocess.PIPE,
@@ -298,13 +299,13 @@ def test_a_run_of_two_sides_that_was_killed_goes_on_and_counts_no_trial_twice(
         text=True,
     )
     assert child.stderr is not None
-    while "tok" not in (line := child.stderr.readline()):
-        assert line, "it ended before the first trial"
+    while (line := child.stderr.readline()) != "held\n":
+        assert line, "it ended before the second trial"
     child.send_signal(signal.SIGKILL)
     child.communicate(timeout=TIMEOUT_S)
     resume = ("--resume", "latest", "--policy", "shared-runner", "--json", "gate.json")
     done = subprocess.run(
-        [*command, *resume],
+        [*FM, *command, *resume],
         cwd=tmp_path,
         env=environment,
         capture_output=True,

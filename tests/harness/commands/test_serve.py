@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,11 +27,30 @@ from harness.opening import engine_config
 from tests.harness.command import FM, ROOT, Fm, environment, fm
 from tests.waiting import WAIT_S, wait_for
 
+SLOW = """
+import sys, time
+from engine.loop import Engine
+from harness.cli import main
+
+step = Engine.step
+
+def slow_step(engine):
+    time.sleep(0.05)
+    return step(engine)
+
+Engine.step = slow_step
+main(sys.argv[1:])
+"""
+SLOW_FM = (sys.executable, "-c", SLOW)
+"""The command `fm`, whose replies of some thousand tokens last minutes on any machine."""
+
 
 @contextmanager
-def serve(*arguments: str, **variables: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serve(
+    *arguments: str, program: tuple[str, ...] = FM, **variables: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server that is ready, and its address."""
-    command = [*FM, "serve", "--model", "tiny-thinking", "--port", "0", *arguments]
+    command = [*program, "serve", "--model", "tiny-thinking", "--port", "0", *arguments]
     process = subprocess.Popen(
         command, env=environment(**variables), stderr=subprocess.PIPE, text=True
     )
@@ -56,9 +76,12 @@ def body(**fields: Any) -> dict[str, Any]:
     return {"model": "tiny-thinking", "messages": messages, "temperature": 0, **fields}
 
 
+DRAFTING = ("--num-draft-tokens", "3", "--batch", "2")
+
+
 def test_a_server_serves_says_nothing_of_what_it_served_and_drains_on_a_signal() -> None:
     key = {"authorization": "Bearer k3y"}
-    with serve("--num-draft-tokens", "3", "--batch", "2", FM_API_KEY="k3y") as (process, url):
+    with serve(*DRAFTING, "--drain", "600", FM_API_KEY="k3y") as (process, url):
         long = body(stream=True, max_tokens=1500, ignore_eos=True)
         with httpx2.Client(base_url=url, headers=key, timeout=WAIT_S) as client:
             assert client.get("/health").json() == {"status": "ok"}
@@ -75,7 +98,8 @@ def test_a_server_serves_says_nothing_of_what_it_served_and_drains_on_a_signal()
 
 
 def test_a_second_signal_does_not_wait_for_replies() -> None:
-    with serve("--request-timeout", "600", "--drain", "600") as (process, url):
+    patient = ("--request-timeout", "3600", "--drain", "3600")
+    with serve(*patient, program=SLOW_FM) as (process, url):
         first, heard = threading.Event(), list[bytes]()
 
         def ask() -> None:
@@ -95,21 +119,21 @@ def test_a_second_signal_does_not_wait_for_replies() -> None:
         asking.start()
         assert first.wait(WAIT_S)
         process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        while "1 live replies get 3600 s to end" not in (line := process.stderr.readline()):
+            assert line, "it ended without a word on its live reply"
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(1)
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT_S) == 0
         asking.join()
         assert b"[DONE]" not in b"".join(heard)
-        assert process.stderr is not None
-        told = process.stderr.read()
-        assert "1 live replies get 600 s to end" in told
-        assert "Traceback" not in told
+        assert "Traceback" not in process.stderr.read()
 
 
 def test_what_the_end_of_the_drain_cuts_is_told_so() -> None:
     heard: dict[bool, tuple[int, str]] = {}
-    with serve("--drain", "1") as (process, url):
+    with serve("--drain", "1", program=SLOW_FM) as (process, url):
 
         def ask(stream: bool) -> None:
             long = body(stream=stream, max_tokens=8000, ignore_eos=True)

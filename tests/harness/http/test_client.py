@@ -398,7 +398,10 @@ def test_the_delay_of_a_client_that_is_at_work_shows_and_of_an_idle_one_does_not
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
 def test_a_signal_ends_what_is_sent_and_the_handlers_are_put_back(number: signal.Signals) -> None:
-    with foreign(script=lambda _body: PACED) as server, interruptible():
+    def script(_body: dict[str, Any]) -> Any:
+        return (lambda: len(server.asked) >= 4, *PACED)
+
+    with foreign(script=script) as server, interruptible():
         before = signal.getsignal(number)
         with client_of(server, 4) as client:
             with pytest.raises(KeyboardInterrupt):

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from harness.http.process import Launch, ServerError, ServerProcess, free_port
-from tests.waiting import WAIT_S, wait_for
+from tests.waiting import WAIT_S, is_gone, wait_for
 
 SERVER = textwrap.dedent(
     """
@@ -48,13 +48,6 @@ def launch(*flags: str, script: str = SERVER) -> Launch:
 
 def ignore(_line: str) -> None:
     pass
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 @pytest.mark.parametrize("flags", [(), ("--stubborn",), ("--family",)], ids=str)

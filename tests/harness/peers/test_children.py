@@ -23,7 +23,7 @@ from harness.peers.children import PeerError, PeerModel, PeerProcess, Peers, Pee
 from harness.store import TrialRow
 from harness.trials.target import TrialJob
 from harness.workloads.workload import Prompt, Workload
-from tests.waiting import wait_for
+from tests.waiting import WAIT_S, is_gone, wait_for
 
 ROOT = Path(__file__).parents[3]
 CATALOGUE = load_cells(ROOT / "cells")
@@ -71,7 +71,7 @@ def expected(model: PeerModel) -> list[list[int]]:
 def test_every_mode_gives_the_ids_of_mlx_lm(
     process: PeerProcess, expected: list[list[int]], mode: str, rows: int
 ) -> None:
-    answer = process.ask(work(mode, rows), 60)
+    answer = process.ask(work(mode, rows), WAIT_S)
     assert [reply["ids"] for reply in answer["replies"]] == expected
     assert answer["mlx_bytes"] > 0
     assert answer["rss_bytes"] > 0
@@ -79,7 +79,7 @@ def test_every_mode_gives_the_ids_of_mlx_lm(
 
 def test_every_token_has_a_time_and_times_do_not_run_backwards(process: PeerProcess) -> None:
     for mode, rows in (("serial", 1), ("batch", 4), ("spec", 1)):
-        for reply in process.ask(work(mode, rows), 60)["replies"]:
+        for reply in process.ask(work(mode, rows), WAIT_S)["replies"]:
             times = [reply["submitted_s"], *reply["tokens_s"], reply["ended_s"]]
             assert len(reply["tokens_s"]) == len(reply["ids"])
             assert times == sorted(times)
@@ -87,9 +87,9 @@ def test_every_token_has_a_time_and_times_do_not_run_backwards(process: PeerProc
 
 def test_an_error_in_a_trial_is_one_line_and_the_child_goes_on(process: PeerProcess) -> None:
     with pytest.raises(PeerError, match="KeyError") as caught:
-        process.ask(work("warp"), 60)
+        process.ask(work("warp"), WAIT_S)
     assert "\n" not in str(caught.value)
-    assert process.ask(work("serial"), 60)["replies"]
+    assert process.ask(work("serial"), WAIT_S)["replies"]
 
 
 def test_a_folder_that_is_no_model_is_one_line(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_silent_child_is_stopped_when_its_time_is_over(tmp_path: Path) -> None
         child.ask({}, 0.2)
     assert not psutil.pid_exists(child.pid)
     with pytest.raises(PeerError, match="mlx-lm ended"):
-        child.ask({}, 5)
+        child.ask({}, WAIT_S)
 
 
 def test_a_child_that_dies_is_told_with_its_last_words(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_the_child_dies_with_a_parent_that_is_killed(model: PeerModel) -> None:
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    wait_for(lambda: not psutil.pid_exists(pid))
+    wait_for(lambda: is_gone(pid))
 
 
 @pytest.mark.parametrize("with_blas", [False, True])
@@ -225,6 +225,6 @@ def test_a_trial_becomes_rows_like_those_of_our_own_lanes(
 
 
 def test_answers_are_plain_json(process: PeerProcess) -> None:
-    text = json.dumps(process.ask(work("serial"), 60))
+    text = json.dumps(process.ask(work("serial"), WAIT_S))
     assert "NaN" not in text
     assert "Infinity" not in text

@@ -14,6 +14,7 @@ from tests.harness.report.chromium import Page, chromium
 from tests.harness.report.full_run import failed_run, full_run, timed_run
 from tests.harness.report.hostile_run import AWKWARD, XSS, hostile_run, page_of
 from tests.harness.store.sample_run import Sample
+from tests.waiting import wait_for
 
 EVERYTHING = " ".join([*XSS.values(), *AWKWARD.values()])
 SAMPLES = {
@@ -210,7 +211,7 @@ def test_the_first_stop_of_the_tab_key_skips_to_the_report(
     assert page.js(FOCUS) == "Skip to the report"
     assert page.js("return document.activeElement.getBoundingClientRect().top") >= 0
     page.press("Enter")
-    assert page.js("return document.activeElement.id") == "report"
+    wait_for(lambda: page.js("return document.activeElement.id") == "report")
 
 
 def test_what_has_the_focus_is_seen_to_have_it(page: Page, files: dict[str, Path]) -> None:
@@ -247,7 +248,7 @@ def test_a_link_to_a_failed_reply_unfolds_it(
     folds = "return [...document.querySelectorAll('details')].map((fold) => fold.open)"
     assert page.js(folds) == [False, False, False]
     page.js("document.querySelector('#composition a[href=\"#failure-2\"]').click()")
-    assert page.js(folds) == [False, True, False]
+    wait_for(lambda: page.js(folds) == [False, True, False])
     quote = next(item.quote for item in reports["failed"].failures if item.quote)
     assert page.js("return document.querySelector('details[open] pre').innerText") == quote
 
@@ -258,6 +259,7 @@ def test_a_gate_on_identity_leads_to_the_reply_that_parts(
     page.open(files["failed"])
     page.js("document.querySelector('#gates a[href=\"#parting-1-1\"]').click()")
     shown = "return [...document.querySelectorAll('details[open] pre')].map((it) => it.innerText)"
+    wait_for(lambda: len(page.js(shown)) == 2)
     reply, reference = page.js(shown)
     assert reply.startswith('{"a": "<script>')
     assert reference == "1 2"
@@ -331,7 +333,13 @@ def test_the_policy_alone_would_stop_what_got_through(
     page.open(file)
     assert page.js("return window.harmed === undefined")
     assert page.js("return getComputedStyle(document.body).display") != "none"
-    assert sum("Content Security Policy" in line for line in page.console()) >= 4
+    told: list[str] = []
+
+    def is_told() -> bool:
+        told.extend(page.console())
+        return sum("Content Security Policy" in line for line in told) >= 4
+
+    wait_for(is_told)
 
 
 def test_a_chart_shows_each_interval_where_its_axis_says(

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import pytest
 
+from harness.running import interrupts
 from harness.running.interrupts import interruptible, last_words, uninterrupted
 
 
@@ -50,8 +51,9 @@ def test_an_interrupt_waits_until_what_must_be_whole_is_whole() -> None:
     assert steps == ["saved", "all of it"]
 
 
-def test_an_interrupt_told_twice_strikes_once() -> None:
+def test_an_interrupt_told_twice_strikes_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal signals the whole group, and the process above may pass it on."""
+    monkeypatch.setattr(interrupts, "monotonic", lambda: 7.0)
     cleaned = []
 
     def work() -> None:

@@ -117,6 +117,7 @@ def test_cells_run_as_far_as_a_request_can_ask_for_them(server: Foreign) -> None
 
 def test_rows_hold_what_is_told_and_nothing_else(server: Foreign) -> None:
     with opened(server.url, "words") as target:
+        server.script = lambda body: (lambda: server.most_live > 1, *takes_everything(body))
         record = target.run(job_of(cell_of("batch4")), lambda tokens: None)
         for row in measured(record):
             assert (row.status, row.text, row.finish_reason) == ("ok", "one two three", "stop")
