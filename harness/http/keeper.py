@@ -72,7 +72,8 @@ def _end(server: subprocess.Popen[bytes]) -> None:
         os.killpg(server.pid, signal.SIGKILL)
     server.wait()
     deadline_s = time.monotonic() + GONE_TIMEOUT_S
-    with suppress(ProcessLookupError):
+    # macOS answers "not permitted" of a group of which only the dead are left.
+    with suppress(ProcessLookupError, PermissionError):
         while time.monotonic() < deadline_s:
             os.killpg(server.pid, 0)
             time.sleep(0.005)
