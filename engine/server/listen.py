@@ -7,6 +7,7 @@ import gc
 import logging
 import math
 import socket
+import threading
 from collections.abc import Callable
 from types import FrameType
 
@@ -27,12 +28,17 @@ GOODBYE_S = 2
 
 
 class Listener(uvicorn.Server):
-    """uvicorn's loop, with the first signal draining and any second one ending at once."""
+    """uvicorn's loop, with the first signal draining and any second one ending at once.
+
+    Attributes:
+        has_begun: set when requests and signals are taken, or are no more.
+    """
 
     def __init__(
         self, server: Server, worker: EngineWorker, on_drain: Callable[[], None] = lambda: None
     ) -> None:
         super().__init__(uvicorn_config(server))
+        self.has_begun = threading.Event()
         self._worker = worker
         self._lag = server.lag
         self._drain_s = server.config.drain_s
@@ -41,6 +47,7 @@ class Listener(uvicorn.Server):
     async def main_loop(self) -> None:
         """Run until the end is asked for, with the loop's lag measured meanwhile."""
         self._lag.start()
+        self.has_begun.set()
         try:
             await super().main_loop()
         finally:
@@ -100,7 +107,9 @@ def serve(
 
         def begin(_engine: Engine) -> None:
             _set_aside()
-            tell(f"serving {name} on {url}/v1")
+            listener.has_begun.wait()
+            if not listener.should_exit:
+                tell(f"serving {name} on {url}/v1")
 
         worker = EngineWorker(
             open_engine,
@@ -122,6 +131,7 @@ def serve(
         try:
             listener.run(sockets=[bound])
         finally:
+            listener.has_begun.set()
             server.close()
             worker.stop()
     if isinstance(worker.failure, FmError):

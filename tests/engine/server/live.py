@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -11,13 +12,15 @@ from http.client import HTTPConnection
 from typing import Any
 
 import httpx2
+import pytest
 
 from engine.config import EngineConfig
 from engine.draft.registry import build_drafter
 from engine.loop import Engine
 from engine.models.load import LoadedModel
+from engine.request import TokenEvent
 from engine.server.app import Server
-from engine.server.listen import Listener, listening_socket, url_of
+from engine.server.listen import IDLE_S, Listener, listening_socket, url_of
 from engine.server.settings import ServerConfig
 from engine.server.worker import EngineWorker, State
 from engine.testing import tiny_model
@@ -28,6 +31,8 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 RESPONSES = "/v1/responses"
 LANES = EngineConfig(max_rows=4, num_draft_tokens=3, spec_batching="batched", draft_budgets="fixed")
+LIMITS = httpx2.Limits(keepalive_expiry=IDLE_S / 2)
+"""No connection is used that the server may be about to close, however late the client is."""
 
 
 @dataclass
@@ -68,6 +73,12 @@ class Live:
     def wait_until_idle(self) -> None:
         wait_for(lambda: self.worker.num_rows == 0 and not engine_of(self).has_work)
 
+    def pass_time(self, seconds: float) -> None:
+        """Let the event loop's clock go ahead by so much: what is due until then is due now."""
+        loop = self.listener.servers[0].get_loop()
+        clock = loop.time
+        loop.call_soon_threadsafe(setattr, loop, "time", lambda: clock() + seconds)
+
 
 def chat_body(content: str = "hi", **fields: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": content}]
@@ -94,6 +105,24 @@ def lanes_of(model: LoadedModel, drafts: int = LANES.num_draft_tokens) -> Engine
 
 
 @contextmanager
+def held_after(live: Live, num_steps: int) -> Iterator[None]:
+    """Let the engine take so many steps and no more, until this ends: no row ends meanwhile."""
+    engine, left, may_go_on = engine_of(live), itertools.count(num_steps, -1), threading.Event()
+    step = engine.step
+
+    def held_step() -> list[TokenEvent]:
+        assert next(left) > 0 or may_go_on.wait(WAIT_S)
+        return step()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "step", held_step)
+        try:
+            yield
+        finally:
+            may_go_on.set()
+
+
+@contextmanager
 def serving(
     open_engine: Callable[[], Engine] = tiny_engine, *, waits: bool = True, **settings: Any
 ) -> Iterator[Live]:
@@ -109,7 +138,9 @@ def serving(
     thread.start()
     headers = {} if config.api_key is None else {"authorization": f"Bearer {config.api_key}"}
     try:
-        with httpx2.Client(base_url=url_of(bound), headers=headers, timeout=WAIT_S) as client:
+        with httpx2.Client(
+            base_url=url_of(bound), headers=headers, timeout=WAIT_S, limits=LIMITS
+        ) as client:
             wait_for(lambda: listener.started)
             if waits:
                 wait_for(lambda: worker.state is not State.STARTING)
@@ -120,7 +151,7 @@ def serving(
         listener.end()
         thread.join(WAIT_S)
         server.close()
-        assert worker.stop(), "the engine thread goes on"
+        assert worker.stop(WAIT_S), "the engine thread goes on"
         assert not thread.is_alive()
         bound.close()
 

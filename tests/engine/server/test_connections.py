@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -21,6 +21,7 @@ from tests.waiting import WAIT_S, wait_for
 HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
 BODY = json.dumps(chat_body(max_tokens=2)).encode()
 LIMIT_S = 1.0
+MANY = 100
 
 
 @contextmanager
@@ -57,16 +58,30 @@ def with_length(body: bytes) -> bytes:
     return HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
+def are_met(_live: Live) -> bool:
+    """Connections are met in their order, so these were before a good one was answered."""
+    return True
+
+
+def are_read(live: Live) -> bool:
+    return live.server._num_reading == MANY
+
+
+def are_answered(live: Live) -> bool:
+    """So is the good one."""
+    return live.listener.server_state.total_requests == MANY + 1
+
+
 @pytest.mark.parametrize(
-    ("data", "status"),
+    ("data", "status", "stall"),
     [
-        (b"", b"408"),
-        (b"POST /v1/chat", b"408"),
-        (HEAD + b"X-A: 1\r\n", b"408"),
-        (HEAD + b"Content-Length: 1000\r\n\r\n{", b"408"),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{", b"408"),
-        (with_length(BODY) + b"POST", b"200"),
-        (HEAD + b"Content-Length: 999999999\r\n\r\n{", b"413"),
+        (b"", b"408", are_met),
+        (b"POST /v1/chat", b"408", are_met),
+        (HEAD + b"X-A: 1\r\n", b"408", are_met),
+        (HEAD + b"Content-Length: 1000\r\n\r\n{", b"408", are_read),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{", b"408", are_read),
+        (with_length(BODY) + b"POST", b"200", are_answered),
+        (HEAD + b"Content-Length: 999999999\r\n\r\n{", b"413", are_met),
     ],
     ids=[
         "silent",
@@ -79,13 +94,12 @@ def with_length(body: bytes) -> bytes:
     ],
 )
 def test_a_request_that_never_ends_is_ended_and_good_ones_are_served_meanwhile(
-    data: bytes, status: bytes
+    data: bytes, status: bytes, stall: Callable[[Live], bool]
 ) -> None:
-    with (
-        serving(client_timeout_s=LIMIT_S) as live,
-        connected(live, 100, data) as stalled,
-    ):
+    with serving() as live, connected(live, MANY, data) as stalled:
         assert live.is_serving()
+        wait_for(lambda: stall(live))
+        live.pass_time(live.server.config.client_timeout_s)
         for connection in stalled:
             answer = rest_of(connection)
             assert answer.startswith(b"HTTP/1.1 " + status)
@@ -114,15 +128,16 @@ def test_a_client_that_sends_a_byte_now_and_then_gets_no_more_time(data: bytes) 
 
 def test_bodies_under_way_are_waiting_requests_and_leave_room_when_they_are_ended() -> None:
     with (
-        serving(max_waiting=6, client_timeout_s=3 * LIMIT_S) as live,
+        serving(max_waiting=6) as live,
         connected(live, 10, HEAD + b"Content-Length: 1000\r\n\r\n{"),
     ):
         wait_for(lambda: live.server._num_reading == 10)
         refused = live.chat()
         assert refused.status_code == 429
         assert refused.headers["retry-after"]
+        live.pass_time(live.server.config.client_timeout_s)
         wait_for(lambda: live.server._num_reading == 0)
-        assert live.chat().status_code == 200
+        assert live.is_serving()
 
 
 @pytest.mark.parametrize("size", [1, 2, 100])
@@ -153,31 +168,47 @@ def test_an_honest_body_may_come_in_pieces(live: Live) -> None:
 LONG = chat_body(stream=True, n=4, max_tokens=3000, ignore_eos=True, logprobs=True, top_logprobs=20)
 
 
+def is_cut(live: Live) -> bool:
+    """Let the client's time be up whenever it has to take something; True when it is gone."""
+    if any(each.flow is not None and each.flow.write_paused for each in live.connections):
+        live.pass_time(live.server.config.client_timeout_s)
+    return not live.connections
+
+
 def test_a_client_that_reads_nothing_is_cut_off() -> None:
     with (
-        serving(client_timeout_s=LIMIT_S) as live,
+        serving(request_timeout_s=86_400) as live,
         connected(live, 1, with_length(json.dumps(LONG).encode()), buffer=4096) as (stalled,),
     ):
-        wait_for(lambda: live.worker.num_rows > 0)
+        wait_for(lambda: live.connections)
+        wait_for(lambda: is_cut(live))
         live.wait_until_idle()
-        wait_for(lambda: not live.connections)
         assert b"[DONE]" not in rest_of(stalled)
         assert live.is_serving()
 
 
+def timer_of(live: Live) -> object:
+    """What runs while a client has to take some of its reply."""
+    return next((each._taking for each in live.connections), None)
+
+
+def has_answered(live: Live) -> bool:
+    return live.listener.server_state.total_requests > 0
+
+
 def test_a_client_that_reads_slowly_gets_all_of_it() -> None:
-    body = json.dumps(chat_body(stream=True, max_tokens=200, ignore_eos=True)).encode()
-    with (
-        serving(client_timeout_s=LIMIT_S) as live,
-        connected(
-            live, 1, HEAD + b"Connection: close\r\n" + with_length(body)[len(HEAD) :], 4096
-        ) as (slow,),
-    ):
-        text = b""
-        while part := slow.recv(4096):
-            text += part
-            time.sleep(0.03)
-        assert text.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    """However long all of it takes: time goes by whenever the server waits for the client."""
+    body = json.dumps({**LONG, "max_tokens": 1200}).encode()
+    request = HEAD + b"Connection: close\r\n" + with_length(body)[len(HEAD) :]
+    with serving() as live, connected(live, 1, request, buffer=4096) as (slow,):
+        text, timer = b"", None
+        for _ in range(3):
+            wait_for(lambda last=timer: has_answered(live) or timer_of(live) not in (None, last))
+            timer = timer_of(live)
+            live.pass_time(0.6 * live.server.config.client_timeout_s)
+            while timer_of(live) is timer and (part := slow.recv(65_536)):
+                text += part
+        assert (text + rest_of(slow)).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
 def chunks_of(answer: bytes) -> Iterator[bytes]:

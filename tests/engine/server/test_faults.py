@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.client import HTTPConnection
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -23,6 +25,7 @@ from engine.grammar.build import Builder
 from engine.grammar.deep_pool import NUM_THREADS
 from engine.loop import Engine
 from engine.sequence import Sequence
+from engine.server import worker
 from engine.server.settings import ServerConfig
 from engine.server.token_texts import TokenTexts
 from engine.server.worker import State
@@ -35,6 +38,7 @@ from tests.engine.server.live import (
     chat_body,
     engine_of,
     events_of,
+    held_after,
     serving,
     tiny_engine,
 )
@@ -50,7 +54,9 @@ LONG_RESPONSE: dict[str, Any] = {
 
 
 def engine_with(drafter: ScriptedDrafter) -> Engine:
-    config = EngineConfig(max_rows=4, num_draft_tokens=2, spec_batching="batched")
+    config = EngineConfig(
+        max_rows=4, num_draft_tokens=2, draft_budgets="fixed", spec_batching="batched"
+    )
     return Engine(tiny_model(), config, drafter)
 
 
@@ -60,10 +66,11 @@ class Trap:
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = error
         self.is_set = self.has_ended = False
-        self.release = threading.Event()
+        self.sprung, self.release = threading.Event(), threading.Event()
 
     def __call__(self, row: Sequence) -> list[int]:
         if self.is_set and row.num_emitted >= 3:
+            self.sprung.set()
             if self.error is not None:
                 raise self.error
             self.release.wait(WAIT_S)
@@ -79,6 +86,12 @@ def trapped(trap: Trap, **settings: Any) -> Iterator[Live]:
             yield live
         finally:
             trap.release.set()
+
+
+def time_out(live: Live, trap: Trap) -> None:
+    """Let the time of all requests be up when the trap has sprung."""
+    assert trap.sprung.wait(WAIT_S)
+    live.pass_time(live.server.config.request_timeout_s)
 
 
 def parts_of(live: Live, path: str) -> list[Any]:
@@ -108,7 +121,9 @@ def test_an_error_in_mid_stream_is_an_event_and_then_the_end(
     error: BaseException | None, code: str, path: str
 ) -> None:
     trap = Trap(error)
-    with trapped(trap, request_timeout_s=1.0 if code == "timeout" else 600.0) as live:
+    with trapped(trap) as live:
+        if code == "timeout":
+            threading.Thread(target=time_out, args=(live, trap)).start()
         *chunks, last = parts_of(live, path)
         assert last["error"]["code"] == code
         assert last["error"]["type"] == "server_error"
@@ -210,12 +225,17 @@ def test_a_dead_engine_thread_is_told_by_health_and_to_whoever_waits() -> None:
         assert live.client.get("/v1/models").json()["data"][0]["state"] == "dead"
 
 
-def test_a_stuck_step_is_told_by_health_until_it_ends() -> None:
-    trap = Trap()
-    with trapped(trap, stuck_after_s=0.2) as live:
+def test_a_stuck_step_is_told_by_health_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    trap, stuck_after_s, passed_s = Trap(), 600.0, [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(passed_s))
+    monkeypatch.setattr(worker, "time", clock)
+    with trapped(trap, stuck_after_s=stuck_after_s) as live:
         waiting = threading.Thread(target=live.chat, kwargs={"max_tokens": 20, "ignore_eos": True})
         waiting.start()
-        wait_for(lambda: live.client.get("/health").json() == {"status": "stuck"})
+        assert trap.sprung.wait(WAIT_S)
+        assert live.client.get("/health").json() == {"status": "ok"}
+        passed_s.append(stuck_after_s)
+        assert live.client.get("/health").json() == {"status": "stuck"}
         assert live.chat().status_code == 503
         trap.is_set = False
         trap.release.set()
@@ -259,12 +279,13 @@ def test_rows_end_when_their_client_leaves(live: Live, stream: bool) -> None:
     ended = engine_of(live).stats().finished
     leaver = HTTPConnection(live.url.removeprefix("http://"), timeout=WAIT_S)
     body = json.dumps(chat_body(stream=stream, n=3, **LONG))
-    leaver.request("POST", CHAT, body, {"content-type": "application/json"})
-    if stream:
-        leaver.getresponse().read(1)
-    wait_for(lambda: live.worker.num_rows == 3)
-    leaver.close()
-    wait_for(lambda: live.worker.num_rows == 0)
+    with held_after(live, num_steps=20):
+        leaver.request("POST", CHAT, body, {"content-type": "application/json"})
+        if stream:
+            leaver.getresponse().read(1)
+        wait_for(lambda: live.worker.num_rows == 3)
+        leaver.close()
+        wait_for(lambda: live.worker.num_rows == 0)
     live.wait_until_idle()
     stats = engine_of(live).stats()
     assert (stats.active, stats.pending, stats.projected_bytes) == (0, 0, 0)
@@ -298,7 +319,11 @@ def test_requests_beyond_what_may_wait_get_a_429() -> None:
     with serving(lambda: tiny_engine(config), max_waiting=1) as live:
         too_many = live.chat(n=3)
         assert (too_many.status_code, too_many.json()["error"]["param"]) == (400, "n")
-        with live.client.stream("POST", CHAT, json=chat_body(stream=True, n=2, **LONG)) as answer:
+        body = chat_body(stream=True, n=2, **LONG)
+        with (
+            held_after(live, num_steps=20),
+            live.client.stream("POST", CHAT, json=body) as answer,
+        ):
             parts = answer.iter_bytes()
             next(parts)
             with httpx2.Client(base_url=live.url, timeout=WAIT_S) as other:

@@ -31,7 +31,7 @@ def worker() -> Iterator[EngineWorker]:
     worker.start()
     wait_for(lambda: worker.state is State.SERVING)
     yield worker
-    assert worker.stop()
+    assert worker.stop(WAIT_S)
 
 
 def test_rows_whose_client_left_before_they_were_queued_are_not_decoded(
@@ -82,7 +82,7 @@ def test_stopping_tells_whoever_waits(worker: EngineWorker) -> None:
         worker.submit(job, [long()], 1)
         steps = job.steps()
         await anext(steps)
-        assert await asyncio.to_thread(worker.stop)
+        assert await asyncio.to_thread(worker.stop, WAIT_S)
         with pytest.raises(HttpError, match="stopped") as told:
             await asyncio.wait_for(_read_on(steps), WAIT_S)
         assert told.value.status == 503

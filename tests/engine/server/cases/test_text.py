@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from tests.engine.server.cases.echo import BEGIN, ENDS, SPLIT, pieces, prompt_ids
-from tests.engine.server.live import CHAT, COMPLETIONS, Live, chat_body
+from tests.engine.server.live import CHAT, COMPLETIONS, Live, chat_body, held_after
 from tests.engine.server.reply import (
     LANES,
     MODES,
@@ -111,14 +111,15 @@ def test_a_client_may_leave_while_text_is_held_back(echo: Live) -> None:
     body = chat_body(
         pieces("ab", " c"), stream=True, stop=[" cd"], ignore_eos=True, max_tokens=3000
     )
-    with (
-        httpx2.Client(base_url=echo.url, timeout=WAIT_S) as leaver,
-        leaver.stream("POST", CHAT, json=body) as answer,
-    ):
-        lines = answer.iter_lines()
-        line = next(line for line in lines if '"content":"ab' in line)
+    with held_after(echo, num_steps=20):
+        with (
+            httpx2.Client(base_url=echo.url, timeout=WAIT_S) as leaver,
+            leaver.stream("POST", CHAT, json=body) as answer,
+        ):
+            lines = answer.iter_lines()
+            line = next(line for line in lines if '"content":"ab' in line)
+        wait_for(lambda: echo.worker.num_rows == 0)
     assert json.loads(line.removeprefix("data: "))["choices"][0]["delta"]["content"] == "ab"
-    wait_for(lambda: echo.worker.num_rows == 0)
     echo.wait_until_idle()
     assert echo.worker.totals.rows["cancelled"] == cancelled + 1
     assert echo.chat("hi").json()["choices"][0]["message"]["content"] == "hi"
