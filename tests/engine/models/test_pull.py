@@ -119,6 +119,9 @@ def test_a_wheel_nobody_has_is_one_line_of_uvs_reason(entry: ModelEntry) -> None
 def test_no_network_is_one_line(entry: ModelEntry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("UV_NO_INDEX")
     monkeypatch.delenv("UV_FIND_LINKS")
+    for name in ("UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL"):  # of the machine
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     with pytest.raises(DownloadError, match=r"Connection refused.*check network") as caught:
