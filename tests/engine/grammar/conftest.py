@@ -38,10 +38,6 @@ class ByteVocabulary:
         return found
 
 
-PATIENT = GrammarLimits(compile_s=600)
-"""What a grammar is does not depend on how fast it is built; the limit itself has its own tests."""
-
-
 class Bench:
     """A compiler over the byte vocabulary, and questions about grammars by text."""
 
@@ -57,7 +53,7 @@ class Bench:
         self.tokenizer = LLTokenizer(
             TokenizerWrapper(self.vocabulary), eos_token=self.vocabulary.special_token_ids
         )
-        self.limits = limits or PATIENT
+        self.limits = limits or GrammarLimits()
         self.name_controls({})
 
     def name_controls(self, ids: dict[str, int], silent: frozenset[int] = frozenset()) -> None:
