@@ -4,9 +4,8 @@
 
 Opens the model in PROCESSES (8) processes, lets each of them decode the same reply once a round, in
 shuffled order, ROUNDS (8) times, and parts the variance of the speeds: what stays with a process
-from round to round, and what does not; so for the tokens a second, and for the steps that the
-fastest tenth does not exceed. `fm gate --base` compares two processes by both; docs/gating.md says
-what that share means for it.
+from round to round, and what does not. `fm gate --base` compares two processes; docs/gating.md
+says what that share means for it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from itertools import pairwise
 
 import engine  # noqa: F401  # before mlx, for the BLAS
 from engine.config import EngineConfig
@@ -26,56 +24,49 @@ from engine.loop import Engine
 from engine.models.load import load_model
 from engine.request import Request
 from harness.line_child import LineChild
-from harness.stats import percentile
 
 TOKENS = 60
-STATISTICS = ("tok_s", "step_ms")
 PROMPT = "The river rises in the hills and runs down to the sea. " * 4
 OPEN_S, REPLY_S = 1800.0, 600.0
 
 
 def child(name: str) -> None:
-    """Answer each line with the speeds of one reply."""
+    """Answer each line with the speed of one reply."""
     opened = Engine(load_model(name), EngineConfig())
     ids = tuple(opened.model.tokenizer.encode(PROMPT, add_special_tokens=True))
-    reply_speeds(opened, ids)  # warms kernels and pages up
+    reply_rate(opened, ids)  # warms kernels and pages up
     print(json.dumps({"opened": name}), flush=True)
     for _ in sys.stdin:
-        print(json.dumps(reply_speeds(opened, ids)), flush=True)
+        print(json.dumps({"rate": reply_rate(opened, ids)}), flush=True)
 
 
-def reply_speeds(opened: Engine, prompt_ids: tuple[int, ...]) -> dict[str, float]:
-    """Decode one reply; returns tokens a second from first to last, and of undisturbed steps."""
+def reply_rate(opened: Engine, prompt_ids: tuple[int, ...]) -> float:
+    """Decode one reply; returns tokens a second from the first to the last."""
     opened.submit(Request(prompt_ids=prompt_ids, max_tokens=TOKENS, ignore_eos=True))
     instants: list[float] = []
     while opened.has_work:
         told = opened.step()
         instants += [time.perf_counter()] * len(told)
-    steps_s = [after - before for before, after in pairwise(instants)]
-    fast_s = percentile(steps_s, 10)
-    assert fast_s is not None
-    return {"tok_s": len(steps_s) / math.fsum(steps_s), "step_ms": 1 / fast_s}
+    return (len(instants) - 1) / (instants[-1] - instants[0])
 
 
-def speeds(processes: int, rounds: int, name: str) -> dict[str, list[list[float]]]:
-    """Return log speeds of each kind, [rounds][processes], each without its round's mean."""
+def speeds(processes: int, rounds: int, name: str) -> list[list[float]]:
+    """Return log speeds, [rounds][processes], each without the mean of its round."""
     command = (sys.executable, __file__, "--child", name)
     children = [LineChild(command, f"process-{index}") for index in range(processes)]
     try:
         for opened in children:
             opened.receive(OPEN_S)
         order = random.Random(0)
-        kept: dict[str, list[list[float]]] = {kind: [] for kind in STATISTICS}
+        kept = []
         for number in range(rounds):
-            found: list[dict[str, float]] = [{}] * processes
+            logs = [0.0] * processes
             for index in order.sample(range(processes), processes):
                 children[index].send({})
-                found[index] = children[index].receive(REPLY_S)
-            for kind in STATISTICS:
-                logs = [math.log(told[kind]) for told in found]
-                middle = statistics.fmean(logs)
-                kept[kind].append([value - middle for value in logs])
-            rate = statistics.fmean(told["tok_s"] for told in found)
+                logs[index] = math.log(children[index].receive(REPLY_S)["rate"])
+            middle = statistics.fmean(logs)
+            kept.append([value - middle for value in logs])
+            rate = math.exp(middle)
             print(f"round {number + 1} of {rounds}: {rate:.1f} tok/s", file=sys.stderr, flush=True)
         return kept
     finally:
@@ -102,13 +93,12 @@ def main() -> None:
     """Print what was found."""
     processes, rounds = (int(text) for text in (*sys.argv[1:3], "8", "8")[:2])
     name = sys.argv[3] if sys.argv[3:] else "smollm2-135m"
-    for kind, logs in speeds(processes, rounds, name).items():
-        between, within, ratio = parted(logs)
-        print(
-            f"{kind}: {name}, {processes} processes, {rounds} rounds of {TOKENS} tokens: "
-            f"{100 * between:.2f} % between processes, {100 * within:.2f} % from round to round, "
-            f"F({processes - 1}, {(rounds - 1) * (processes - 1)}) = {ratio:.2f}"
-        )
+    between, within, ratio = parted(speeds(processes, rounds, name))
+    print(
+        f"{name}, {processes} processes, {rounds} rounds of {TOKENS} tokens: "
+        f"{100 * between:.2f} % between processes, {100 * within:.2f} % from round to round, "
+        f"F({processes - 1}, {(rounds - 1) * (processes - 1)}) = {ratio:.2f}"
+    )
 
 
 if __name__ == "__main__":

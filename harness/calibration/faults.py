@@ -44,6 +44,7 @@ class Fault:
         finding: kind and name of the finding that has to fail.
         cells: what is run to see it.
         blocks: how often.
+        prompts: how many a trial; times take the longer trials.
     """
 
     what: str
@@ -53,6 +54,7 @@ class Fault:
     cells: str
     workload: str = "json-extract"
     blocks: int = 1
+    prompts: int = 2
 
 
 FAULTS: dict[str, Fault] = {
@@ -72,11 +74,12 @@ FAULTS: dict[str, Fault] = {
                 "            time.sleep(0.08 * (time.perf_counter() - began_s))\n",
             ),
         ),
-        finding=("metric", "step_ms"),
+        finding=("metric", "tok_s"),
         exit_code=exit_codes.REGRESSION,
         cells="serial",
         workload="short-chat",
-        blocks=7,
+        blocks=10,
+        prompts=4,
     ),
     "doubled-masks": Fault(
         what="every mask is filled twice",
@@ -229,7 +232,7 @@ class Copy:
         command = [
             *(sys.executable, "-P", "-m", "harness.cli", "gate", "--base", "HEAD", "--quiet"),
             *("--models", model, "--cells", fault.cells, "--workloads", fault.workload),
-            *("--blocks", str(fault.blocks), "--prompts", "2", "--db", "fm.db"),
+            *("--blocks", str(fault.blocks), "--prompts", str(fault.prompts), "--db", "fm.db"),
             *("--json", "gate.json", "--summary", "gate.md", *options),
         ]
         done = subprocess.run(

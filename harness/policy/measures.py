@@ -38,10 +38,6 @@ def _tok_s(index: RunIndex, trial: TrialRow) -> float | None:
     return rate(trial.tokens, trial.wall_s)
 
 
-def _step_ms(_index: RunIndex, trial: TrialRow) -> float | None:
-    return None if trial.step_p10_s is None else 1000 * trial.step_p10_s
-
-
 def _ttft_ms(index: RunIndex, trial: TrialRow) -> float | None:
     times = [reply.ttft_s for reply in index.heard(trial) if reply.ttft_s is not None]
     median_s = percentile(times, 50)
@@ -60,9 +56,6 @@ def _mask_us(_index: RunIndex, trial: TrialRow) -> float | None:
 
 METRICS: dict[str, Metric] = {
     "tok_s": Metric(what="tokens a second", is_better_high=True, is_timing=True, read=_tok_s),
-    "step_ms": Metric(
-        what="undisturbed decode step", is_better_high=False, is_timing=True, read=_step_ms
-    ),
     "ttft_ms": Metric(
         what="time to the first token", is_better_high=False, is_timing=True, read=_ttft_ms
     ),

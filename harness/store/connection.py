@@ -27,7 +27,6 @@ MIGRATIONS = (
     "m007_report_indexes",
     "m006_conditions",
     "m009_attempts",
-    "m010_step_p10",
 )
 """The names in harness.store.migrations, in order; a test holds the two together."""
 

@@ -328,14 +328,3 @@ def m006_conditions(db: Database) -> None:
 def m009_attempts(db: Database) -> None:
     """Add why earlier attempts at a trial failed."""
     _run_each(db, ATTEMPTS)
-
-
-_STEP_P10 = """
-ALTER TABLE trials ADD COLUMN step_p10_s REAL;
-"""
-
-
-@migrations()
-def m010_step_p10(db: Database) -> None:
-    """Add what a decode step takes where little else goes on."""
-    _run_each(db, _STEP_P10)

@@ -185,8 +185,6 @@ class TrialRow:
         tokens: emitted tokens of the measured requests.
         aggregate_tokens, aggregate_s: tokens committed by decode steps at full occupancy, and the
             time of those steps (prefill and drain excluded).
-        step_p10_s: the time that a tenth of the steps at full occupancy did not exceed: what a
-            step takes where little else goes on. None where only sums are told.
         decode_steps, step_s: decode steps and their summed time.
         mask_tokens: positions that got a grammar mask in those steps.
         plan_s ... commit_s: what the host spent on each part of those steps (engine.step_time);
@@ -219,7 +217,6 @@ class TrialRow:
     tokens: int | None = None
     aggregate_tokens: int | None = None
     aggregate_s: float | None = None
-    step_p10_s: float | None = None
     decode_steps: int | None = None
     step_s: float | None = None
     mask_s: float | None = None

@@ -43,7 +43,6 @@ class StepTally:
     Attributes:
         full_tokens, full_s: tokens committed by steps at full occupancy, and their time; prefill
             and the drain at the end are not in them.
-        full_steps_s: the time of each of those steps, empty where only sums are told.
         seconds: time of all decode steps.
         masked: positions that got a grammar mask.
         parts_s: what the host spent on each part of a step, by the engine's names; empty where
@@ -52,7 +51,6 @@ class StepTally:
 
     full_tokens: int = 0
     full_s: float = 0.0
-    full_steps_s: list[float] = field(default_factory=list)
     steps: int = 0
     seconds: float = 0.0
     masked: int = 0
@@ -65,7 +63,6 @@ class StepTally:
         if is_full:
             self.full_tokens += committed
             self.full_s += seconds
-            self.full_steps_s.append(seconds)
 
     def add_parts(self, parts_s: Mapping[str, float]) -> None:
         """Add the parts of one decode step."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from engine.request import Completion, FinishReason, SamplingParams
 from harness.judging.grade import grade_reply
 from harness.sampling import stored
-from harness.stats import percentile
 from harness.store.rows import AcceptRow, Phase, RequestRow, RequestStatus, TrialRow
 from harness.trials.clock import StepTally, TokenTimes
 from harness.trials.target import TrialJob
@@ -160,7 +159,6 @@ def filled_trial(
         told,
         aggregate_tokens=tally.full_tokens,
         aggregate_s=tally.full_s,
-        step_p10_s=percentile(tally.full_steps_s, 10),
         decode_steps=tally.steps,
         step_s=tally.seconds,
         mask_tokens=tally.masked,

@@ -35,7 +35,6 @@ def doubled_masks(pace: Pace) -> Pace:
     ("change", "metric"),
     [
         (slower_steps, "tok_s"),
-        (slower_steps, "step_ms"),
         (later_first_tokens, "ttft_ms"),
         (doubled_masks, "mask_us"),
     ],

@@ -13,7 +13,6 @@ from harness.policy.policy_file import Floor, MetricRule, Policy, load_policy
 from harness.report import build_report
 from tests.harness.policy.gate_runs import (
     BASE_SHA,
-    BLOCKS,
     alone,
     both,
     compared,
@@ -31,14 +30,6 @@ def speed(factor: float = 1.0):  # type: ignore[no-untyped-def]  # a maker of tr
     return lambda block: {"tok_s": 20.0 * factor * JITTER[block]}
 
 
-def wandering(factor: float = 1.0):  # type: ignore[no-untyped-def]  # a maker of trial values
-    """Speeds of a machine that disturbs most steps of a trial, and leaves some alone."""
-    return lambda block: {
-        "tok_s": 20.0 * factor * JITTER[block] ** 25,
-        "step_p10_s": 0.045 / (factor * JITTER[block]),
-    }
-
-
 def counting(**counters: int):  # type: ignore[no-untyped-def]  # a maker of trial values
     return lambda block: {"counters": counters}
 
@@ -48,21 +39,6 @@ def test_an_unchanged_build_passes(tmp_path: Path) -> None:
     assert judgement.exit_code == exit_codes.PASS
     assert found(judgement, "metric", "tok_s").status == "pass"
     assert any(BASE_SHA[:12] in note for note in judgement.notes)
-
-
-def test_undisturbed_steps_tell_what_the_speed_of_a_wandering_machine_does_not(
-    tmp_path: Path,
-) -> None:
-    """The base wanders otherwise than the head."""
-    base = wandering()
-    sample = both(compared(), head=wandering(0.926), base=lambda block: base(BLOCKS - 1 - block))
-    judgement = judged(sample, tmp_path)
-    assert found(judgement, "metric", "tok_s").status == "inconclusive"
-    finding = found(judgement, "metric", "step_ms")
-    assert finding.status == "fail"
-    assert finding.effect is not None
-    assert finding.effect.ratio == pytest.approx(1 / 0.926, rel=0.01)
-    assert judgement.exit_code == exit_codes.REGRESSION
 
 
 @pytest.mark.parametrize(

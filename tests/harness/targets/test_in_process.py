@@ -82,8 +82,6 @@ def test_the_aggregate_of_the_serial_lane_is_all_decode_steps(target: InProcess)
     assert record.trial.aggregate_tokens == decoded
     assert record.trial.aggregate_s == record.trial.step_s
     assert (record.trial.aggregate_s or 0) < (record.trial.wall_s or 0)
-    mean_s = (record.trial.step_s or 0) / (record.trial.decode_steps or 1)
-    assert 0 < (record.trial.step_p10_s or 0) < mean_s
 
 
 def test_the_aggregate_of_a_batch_counts_full_steps_only(target: InProcess) -> None:
