@@ -14,9 +14,6 @@ from engine.shapes import CAPACITY_BLOCK, round_up, row_bucket
 
 BYTES_PER_GB = 10**9
 
-MOST_KEPT = 2
-"""How many times what the rows may need is kept of what others left, since resizing copies all."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCosts:
@@ -79,8 +76,7 @@ class KvBudget:
         """Return the cache to hold for the next steps.
 
         Resizing copies everything, so capacity grows by doubling, up to what the rows may need,
-        and what others left is kept while it fits the limit and is at most MOST_KEPT times as
-        large.
+        and what others left is kept while it fits the limit and is no more than twice too large.
 
         Args:
             held: the cache now.
@@ -91,7 +87,7 @@ class KvBudget:
         if needed > capacity:
             capacity = min(max(round_up(needed, CAPACITY_BLOCK), 2 * capacity), most.capacity)
         kept = Rectangle(max(held.num_slots, most.num_slots), capacity)
-        if self.fits(kept) and self.bytes_of(kept) <= MOST_KEPT * self.bytes_of(most):
+        if self.fits(kept) and self.bytes_of(kept) <= 2 * self.bytes_of(most):
             return kept
         return Rectangle(most.num_slots, min(capacity, most.capacity))
 

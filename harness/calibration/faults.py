@@ -190,12 +190,18 @@ class Caught:
         return fault.finding in self.failed and self.exit_code == fault.exit_code
 
     def said_of(self, fault: Fault) -> str:
-        """Return what the findings that have to show a fault say, one after another."""
+        """Return what the findings that have to show a fault say, with ratio and interval."""
         return "; ".join(
-            f"{item['name']} {item['status']}: {item['detail']}"
+            f"{item['name']} {item['status']}{_effect(item['effect'])}: {item['detail']}"
             for item in self.report["findings"]
             if (item["kind"], item["name"]) == fault.finding and item["detail"]
         )
+
+
+def _effect(effect: dict[str, Any] | None) -> str:
+    if effect is None:
+        return ""
+    return f" {effect['ratio']:.3f} [{effect['low']:.3f}, {effect['high']:.3f}]"
 
 
 class Copy:
@@ -288,10 +294,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             wrong += not is_right
             failed = ", ".join(sorted(" ".join(pair) for pair in caught.failed)) or "nothing"
             word = "right" if is_right else "WRONG"
-            said = caught.said_of(fault)
             sys.stdout.write(
-                f"{word}: {name} ({fault.what}): exit {caught.exit_code}, failed: {failed}"
-                f"{f' ({said})' * bool(said)}\n"
+                f"{word}: {name} ({fault.what}): exit {caught.exit_code}, failed: {failed}; "
+                f"{caught.said_of(fault) or 'nothing was said of it'}\n"
             )
             sys.stdout.flush()
     return exit_codes.CORRECTNESS if wrong else exit_codes.PASS
