@@ -18,6 +18,7 @@ from engine.errors import DownloadError, FmError, bug_line
 from harness.base import forms
 from harness.child_stdio import die_with_parent, private_stdout
 from harness.store.codec import encode
+from harness.store.record_form import record_form
 from harness.targets.names import target_of
 from harness.trials.clock import Clock, monotonic
 from harness.trials.target import CannotRunError, Target
@@ -83,7 +84,7 @@ class Side:
         job = forms.job_from(command["job"], self._workload(command["job"]))
         self._told_s, self._emitted = self._clock(), 0
         record = self._opened().run(job, self._progress)
-        return {"record": forms.record_form(record)}
+        return {"record": record_form(record)}
 
     def _judge(self, command: Command) -> Mapping[str, Any]:
         form = command["parting"]

@@ -16,7 +16,7 @@ from harness.cells.cell import Cell, CellKind, ServerCommand
 from harness.cells.name import parse_cell_name
 from harness.sampling import Sampling, params_of
 from harness.store.codec import clean, decode, encode
-from harness.store.rows import AcceptRow, RequestRow, TrialRecord, TrialRow
+from harness.store.rows import RequestRow, TrialRow
 from harness.trials.target import Parting, SampledReply, TrialJob
 from harness.workloads.workload import Prompt, Workload
 
@@ -79,6 +79,9 @@ def job_form(job: TrialJob) -> dict[str, Any]:
         "prompts": [prompt.id for prompt in job.prompts],
         "max_tokens": job.max_tokens,
         "sampling": asdict(job.sampling),
+        "turn": job.turn,
+        "num_turns": job.num_turns,
+        "wants_replay": job.wants_replay,
     }
 
 
@@ -92,24 +95,9 @@ def job_from(form: Form, workload: Workload) -> TrialJob:
         prompts=tuple(prompts[name] for name in form["prompts"]),
         max_tokens=form["max_tokens"],
         sampling=_built(Sampling, form["sampling"]),
-    )
-
-
-def record_form(record: TrialRecord) -> dict[str, Any]:
-    """Return what a trial saw, as the eval database keeps it."""
-    return {
-        "trial": encode(record.trial),
-        "requests": [encode(row) for row in record.requests],
-        "accepts": [encode(row) for row in record.accepts],
-    }
-
-
-def record_from(form: Form) -> TrialRecord:
-    """Return the record of a form."""
-    return TrialRecord(
-        trial=decode(TrialRow, form["trial"]),
-        requests=tuple(decode(RequestRow, row) for row in form["requests"]),
-        accepts=tuple(decode(AcceptRow, row) for row in form["accepts"]),
+        turn=form.get("turn", 0),
+        num_turns=form.get("num_turns", 1),
+        wants_replay=form.get("wants_replay", True),
     )
 
 

@@ -18,6 +18,7 @@ from harness.base.child import PROTOCOL
 from harness.cells.cell import Cell
 from harness.line_child import ChildGoneError, ChildSilentError, LineChild
 from harness.store.codec import decode
+from harness.store.record_form import record_from
 from harness.store.rows import DivergenceRow, LawRow, ModelRow, TrialRecord
 from harness.trials.target import (
     CannotRunError,
@@ -172,7 +173,7 @@ class Side:
         self._teach(job.workload)
         limit_s = timeout_s(job.max_tokens * len(job.prompts))
         command = {"do": "run", "job": forms.job_form(job)}
-        return forms.record_from(self._started().ask(command, limit_s, on_tokens)["record"])
+        return record_from(self._started().ask(command, limit_s, on_tokens)["record"])
 
     def judge(self, parting: Parting) -> Sequence[DivergenceRow]:
         """Ask the side's own oracle."""

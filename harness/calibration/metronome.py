@@ -65,10 +65,10 @@ class Pace:
     tokens_per_step: int = setting(1, "tokens a row gets in a decode step", low=1, high=64)
     drafted_per_step: int | None = setting(None, "drafts a row and step", low=0, high=64)
     mask_s: float = setting(0.0, "seconds of one mask", low=0, high=1e6)
-    noise: float = setting(0.0, "deviation of the log of a trial's time", low=0, high=10)
+    noise: float = setting(0.0, "deviation of the log of a turn's time", low=0, high=10)
     step_noise: float = setting(0.0, "deviation of the log of a step's time", low=0, high=10)
     drift_per_trial: float = setting(0.0, "log of the time, a trial", low=-1, high=1)
-    outlier_rate: float = setting(0.0, "share of trials slowed down", low=0, high=1)
+    outlier_rate: float = setting(0.0, "share of turns slowed down", low=0, high=1)
     outlier_factor: float = setting(2.0, "how many times as long they take", low=0.01, high=100)
     peak_bytes: int | None = setting(None, "memory of a trial", low=0, high=2**60)
 
@@ -292,7 +292,7 @@ class MetronomeTarget:
         """Run a trial, its first one on a workload behind a warm-up that nothing disturbs."""
         pace = self.pace(job.cell)
         warm_up = self._warm_up(pace, job)
-        engine = self._engine(pace, job, job.prompts, self.disturbances.next_factor(pace))
+        engine = self._engine(pace, job, job.prompts, self._next_factor(pace, job))
         engine.on_step = self.on_step
         done = self._drive(engine, job, job.prompts, job.max_tokens, on_tokens)
         rows = reply_rows(job, job.prompts, done.served, start=len(warm_up))
@@ -323,6 +323,9 @@ class MetronomeTarget:
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _next_factor(self, pace: Pace, job: TrialJob) -> float:
+        return self.disturbances.next_factor(pace, 1 / job.num_turns)
 
     def _warm_up(self, pace: Pace, job: TrialJob) -> list[RequestRow]:
         key = (job.cell.name, job.workload.name)
@@ -372,7 +375,7 @@ def _with_replay(
     trial: TrialRow, job: TrialJob, pace: Pace, slowness: float, rows: Sequence[RequestRow]
 ) -> TrialRow:
     """Add what the replay of the first reply would tell, where a grammar is on."""
-    if not job.cell.key.has("grammar"):
+    if not (job.cell.key.has("grammar") and job.wants_replay):
         return trial
     tokens = (rows[0].completion_tokens or 0) if rows else 0
     masked_s = tokens * pace.step_s * slowness

@@ -28,13 +28,13 @@ class Unseen:
     def begin(self, seconds_left: float | None, num_trials: int) -> None:
         """Show nothing."""
 
-    def trial(self, label: str, planned_tokens: int) -> None:
+    def turn(self, label: str, planned_tokens: int, share: float) -> None:
         """Show nothing."""
 
     def tokens(self, count: int) -> None:
         """Show nothing."""
 
-    def done(self, label: str, outcome: str, seconds_left: float | None) -> None:
+    def done(self, label: str, outcome: str, seconds: float, seconds_left: float | None) -> None:
         """Show nothing."""
 
     def note(self, line: str) -> None:

@@ -12,10 +12,11 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from statistics import fmean
 
 from harness.calibration.disturbance import Disturbances
 from harness.calibration.metronome import Pace
-from harness.planning.shuffle import mirrored_orders
+from harness.planning.shuffle import mirrored_orders, turns_of_blocks
 from harness.report.figures import Against
 from harness.report.refusals import noise_refusals
 from harness.stats import (
@@ -34,20 +35,18 @@ BASELINE, REPEAT, CANDIDATE = 0, 1, 2
 
 PLACE = Place("simulated", "simulated", "serial@aa")
 
-Layout = Callable[[int, int, str], Iterator[tuple[int, int]]]
-"""From the number of cells, that of blocks, and a seed to (block, cell) in the order of running."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """A machine, as it disturbs a session.
 
     Args:
-        noise: standard deviation of the logarithm of a trial's time.
-        autocorrelation: of the noise, from one trial to the next.
+        noise: standard deviation of the logarithm of a turn's time.
+        autocorrelation: of the noise, from one turn to the next.
         drift: of the logarithm of the time, from the first trial of the session to the last.
-        outlier_rate, outlier_factor: share of trials that take so many times as long.
+        outlier_rate, outlier_factor: share of turns that take so many times as long.
         cells: in a block, the baseline's repeat included.
+        turns: of each trial.
     """
 
     name: str
@@ -57,6 +56,7 @@ class Scenario:
     outlier_rate: float = 0.0
     outlier_factor: float = 1.0
     cells: int = 3
+    turns: int = 1
 
     def pace(self, blocks: int) -> Pace:
         """Return the pace of every cell; the candidate's effect comes on top."""
@@ -89,8 +89,31 @@ SCENARIOS = (
         outlier_rate=0.05,
         outlier_factor=1.3,
     ),
+    Scenario(
+        name="noise 5 %, memory 0.9, 9 cells, 4 turns",
+        noise=0.05,
+        autocorrelation=0.9,
+        cells=9,
+        turns=4,
+    ),
+    Scenario(
+        name="noise 15 %, memory 0.9, 3 cells, 24 turns", noise=0.15, autocorrelation=0.9, turns=24
+    ),
+    Scenario(
+        name="noise 3 %, memory 0.7, drift 10 %, 5 % outliers x 1.3, 4 turns",
+        noise=0.03,
+        autocorrelation=0.7,
+        drift=0.10,
+        outlier_rate=0.05,
+        outlier_factor=1.3,
+        turns=4,
+    ),
 )
 """Machines on which nothing differs; the verdicts have to say so."""
+
+
+Layout = Callable[[Scenario, int, str], Iterator[tuple[int, int]]]
+"""From a scenario, the number of blocks, and a seed to (block, cell) of each turn as they run."""
 
 
 @dataclass(slots=True)
@@ -140,26 +163,35 @@ class Tally:
         self.covered += ratio.low <= 1 + effect <= ratio.high
 
 
-def mirrored(cells: int, blocks: int, seed: str) -> Iterator[tuple[int, int]]:
+def mirrored(machine: Scenario, blocks: int, seed: str) -> Iterator[tuple[int, int]]:
     """Yield the order in which runs go."""
-    for block, order in enumerate(mirrored_orders(cells, blocks, seed)):
+    turns = [machine.turns] * machine.cells
+    for block, places in enumerate(turns_of_blocks(turns, blocks, seed)):
+        owners = {place: cell for cell, taken in enumerate(places) for place in taken}
+        for place in sorted(owners):
+            yield block, owners[place]
+
+
+def in_one_go(machine: Scenario, blocks: int, seed: str) -> Iterator[tuple[int, int]]:
+    """Yield an order in which a trial takes all its turns in a row."""
+    for block, order in enumerate(mirrored_orders(machine.cells, blocks, seed)):
         for cell in order:
-            yield block, cell
+            yield from [(block, cell)] * machine.turns
 
 
-def one_after_another(cells: int, blocks: int, _seed: str) -> Iterator[tuple[int, int]]:
+def one_after_another(machine: Scenario, blocks: int, _seed: str) -> Iterator[tuple[int, int]]:
     """Yield the order of scripts that finish a cell before they begin the next."""
-    for cell in range(cells):
+    for cell in range(machine.cells):
         for block in range(blocks):
-            yield block, cell
+            yield from [(block, cell)] * machine.turns
 
 
-def shuffled(cells: int, blocks: int, seed: str) -> Iterator[tuple[int, int]]:
+def shuffled(machine: Scenario, blocks: int, seed: str) -> Iterator[tuple[int, int]]:
     """Yield an order drawn for each block by itself, without mirror images."""
     rng = random.Random(seed)
     for block in range(blocks):
-        for cell in rng.sample(range(cells), cells):
-            yield block, cell
+        for cell in rng.sample(range(machine.cells), machine.cells):
+            yield from [(block, cell)] * machine.turns
 
 
 def rates(
@@ -178,12 +210,17 @@ def rates(
     """
     pace = scenario.pace(blocks)
     machine = Disturbances(seed, scenario.autocorrelation)
-    found: list[dict[int, float | None]] = [{} for _ in range(scenario.cells)]
+    factors: list[dict[int, list[float]]] = [{} for _ in range(scenario.cells)]
     order = f"{seed if order_seed is None else order_seed}"
-    for block, cell in layout(scenario.cells, blocks, order):
-        speed = pace.tok_s * (1 + effect if cell == CANDIDATE else 1)
-        found[cell][block] = speed / machine.next_factor(pace)
-    return found
+    for block, cell in layout(scenario, blocks, order):
+        factor = machine.next_factor(pace, 1 / scenario.turns)
+        factors[cell].setdefault(block, []).append(factor)
+    speeds = [pace.tok_s] * scenario.cells
+    speeds[CANDIDATE] *= 1 + effect
+    return [
+        {block: speed / fmean(turns) for block, turns in found.items()}
+        for speed, found in zip(speeds, factors, strict=True)
+    ]
 
 
 def verdict(speeds: Sequence[Mapping[int, float | None]], blocks: int) -> tuple[Ratio, bool]:

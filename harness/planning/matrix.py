@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from harness.cells.cell import Cell, CellCatalogue, CellKind
 from harness.cells.name import BASE, FEATURES, CellName
 from harness.planning.choices import Choices
-from harness.planning.shuffle import mirrored_orders
+from harness.planning.shuffle import turns_of_blocks
 from harness.sampling import Sampling
 from harness.store.rows import content_hash
 from harness.workloads.workload import Prompt, Workload
@@ -47,18 +47,25 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedTrial:
-    """One pair in one block.
+    """One pair in one block, in turns of one wave of requests.
 
     Args:
-        order: 0-based place in the block's shuffled order.
+        order: 0-based place of its first turn among those of the block's trials.
+        places: 0-based places of its turns in the block's sequence, ascending.
         prompts: the block's, then as many further ones as fill the last wave of the cell's rows.
     """
 
     pair: Pair
     block: int
     order: int
+    places: tuple[int, ...]
     prompts: tuple[Prompt, ...]
     sampling: Sampling
+
+    def prompts_of(self, turn: int) -> tuple[Prompt, ...]:
+        """Return what it is asked in one of its turns."""
+        rows = self.pair.cell.rows
+        return self.prompts[turn * rows : (turn + 1) * rows]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,21 +127,27 @@ class Matrix:
         seed = f"{self.choices.seed}/{first.model}/{first.workload.name}"
         asked = first.workload.order(self.choices.seed)
         prompts = [first.workload.prompts[index] for index in asked]
-        for block, order in enumerate(mirrored_orders(len(group), blocks, seed)):
-            for place, member in enumerate(order):
+        turns = [self._num_turns(pair) for pair in group]
+        for block, places in enumerate(turns_of_blocks(turns, blocks, seed)):
+            order = sorted(range(len(group)), key=lambda member: places[member][0])
+            for rank, member in enumerate(order):
                 yield PlannedTrial(
                     pair=group[member],
                     block=block,
-                    order=place,
-                    prompts=self._prompts(prompts, group[member].cell.rows, block),
+                    order=rank,
+                    places=places[member],
+                    prompts=self._prompts(prompts, group[member], block),
                     sampling=self.choices.sampling(),
                 )
 
-    def _prompts(self, prompts: Sequence[Prompt], rows: int, block: int) -> tuple[Prompt, ...]:
-        """Return what a cell of so many rows is asked in a block, of all in the run's order."""
-        wanted = self.choices.amounts().prompts
-        count = -(-wanted // rows) * rows
-        start = block * wanted
+    def _num_turns(self, pair: Pair) -> int:
+        """Return in how many waves a trial answers its prompts."""
+        return -(-self.choices.amounts().prompts // pair.cell.rows)
+
+    def _prompts(self, prompts: Sequence[Prompt], pair: Pair, block: int) -> tuple[Prompt, ...]:
+        """Return what a cell is asked in a block, of all in the run's order."""
+        count = self._num_turns(pair) * pair.cell.rows
+        start = block * self.choices.amounts().prompts
         return tuple(prompts[(start + place) % len(prompts)] for place in range(count))
 
 

@@ -19,8 +19,10 @@ from harness.store import (
     RunPlan,
     RunRow,
     TrialRow,
+    TurnRow,
     WorkloadRow,
     new_id,
+    record_from,
 )
 from harness.store.rows import TrialStatus
 from harness.workloads.workload import Workload
@@ -104,6 +106,25 @@ def pending_trials(
         for trial, row in found
         if row is not None and row.status in wanted
     ]
+
+
+def going_on(planned: Sequence[Planned], turns: Sequence[TurnRow]) -> list[Planned]:
+    """Return trials with the turns that they are through with, each as far as none is missing.
+
+    Args:
+        turns: of any trials of the run, those of a trial in order.
+    """
+    kept = {(row.trial_id, row.attempt, row.turn): row for row in turns}
+    found = []
+    for item in planned:
+        row, told = item.row, []
+        # The last turn is kept as its trial alone.
+        for turn in range(item.num_turns - 1):
+            if (known := kept.get((row.trial_id, row.attempt, turn))) is None:
+                break
+            told.append(record_from(known.record))
+        found.append(replace(item, told=tuple(told)))
+    return found
 
 
 def keeps_failures(data: RunData) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Protocol, TextIO
 
@@ -10,6 +10,9 @@ from harness.trials.clock import Clock, monotonic
 
 REDRAWN_S = 0.5
 """Between two drawings of the bar."""
+
+Key = tuple[str, ...]
+"""What takes about the same time for the same weight, such as the trials of one cell."""
 
 LEAST_LABEL = 20
 BESIDE_LABEL = 50
@@ -23,16 +26,16 @@ class Progress(Protocol):
         """The run starts with this many trials to do."""
         ...
 
-    def trial(self, label: str, planned_tokens: int) -> None:
-        """A trial starts."""
+    def turn(self, label: str, planned_tokens: int, share: float) -> None:
+        """A turn of a trial starts, which is this share of the trial."""
         ...
 
     def tokens(self, count: int) -> None:
-        """The running trial emitted tokens; called between steps, so it must be quick."""
+        """The running turn emitted tokens; called between steps, so it must be quick."""
         ...
 
-    def done(self, label: str, outcome: str, seconds_left: float | None) -> None:
-        """The trial ended; `outcome` is a few words."""
+    def done(self, label: str, outcome: str, seconds: float, seconds_left: float | None) -> None:
+        """A trial ended after turns of so many seconds in all; `outcome` is a few words."""
         ...
 
     def note(self, line: str) -> None:
@@ -44,33 +47,45 @@ class Progress(Protocol):
         ...
 
 
+def _zeros() -> defaultdict[Key, float]:
+    return defaultdict(float)
+
+
 @dataclass(slots=True)
 class TimeLeft:
     """Estimates the time of what is still to run from what has run.
 
-    A trial is taken to need what the same cell on the same workload needed before, else its planned
-    tokens at the mean speed seen so far.
+    What is expected of a key is taken to go as fast as what was recorded of it, else at the mean
+    speed seen so far. A weight is a time in units that nobody needs to know.
     """
 
-    seconds_by_key: dict[tuple[str, ...], list[float]] = field(default_factory=dict)
-    seconds: float = 0.0
-    weight: float = 0.0
+    expected: defaultdict[Key, float] = field(default_factory=_zeros)
+    weights: defaultdict[Key, float] = field(default_factory=_zeros)
+    seconds: defaultdict[Key, float] = field(default_factory=_zeros)
 
-    def record(self, key: tuple[str, ...], weight: float, seconds: float) -> None:
-        """Take in one finished trial."""
-        self.seconds_by_key.setdefault(key, []).append(seconds)
-        self.seconds += seconds
-        self.weight += weight
+    def expect(self, key: Key, weight: float) -> None:
+        """Take in something that is to run."""
+        self.expected[key] += weight
 
-    def estimate(self, pending: Iterable[tuple[tuple[str, ...], float]]) -> float | None:
-        """Return the seconds that the pending (key, weight) trials need; None before the first."""
-        if self.weight <= 0:
+    def drop(self, key: Key, weight: float) -> None:
+        """Take out something that will not run."""
+        self.expected[key] -= weight
+
+    def record(self, key: Key, weight: float, seconds: float) -> None:
+        """Take in something that has run."""
+        self.drop(key, weight)
+        self.weights[key] += weight
+        self.seconds[key] += seconds
+
+    def estimate(self) -> float | None:
+        """Return the seconds that are left; None before anything has run."""
+        if not (done := sum(self.weights.values())):
             return None
-        total = 0.0
-        for key, weight in pending:
-            seen = self.seconds_by_key.get(key)
-            total += sum(seen) / len(seen) if seen else weight * self.seconds / self.weight
-        return total
+        mean = sum(self.seconds.values()) / done
+        return sum(
+            weight * (self.seconds[key] / seen if (seen := self.weights[key]) else mean)
+            for key, weight in self.expected.items()
+        )
 
 
 def spoken(seconds: float | None) -> str:
@@ -91,29 +106,25 @@ def duration(seconds: float) -> str:
 class LineProgress:
     """One plain line for each finished trial, for pipes and `--quiet`."""
 
-    def __init__(self, stream: TextIO, clock: Clock = monotonic) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._clock = clock
-        self._started_s = 0.0
         self._done = self._total = 0
 
     def begin(self, seconds_left: float | None, num_trials: int) -> None:
         """Remember how many there are."""
         self._total = num_trials
 
-    def trial(self, label: str, planned_tokens: int) -> None:
-        """Note the time."""
-        self._started_s = self._clock()
+    def turn(self, label: str, planned_tokens: int, share: float) -> None:
+        """Show nothing: a line a turn would be noise."""
 
     def tokens(self, count: int) -> None:
-        """Show nothing: a line a token would be noise."""
+        """Show nothing."""
 
-    def done(self, label: str, outcome: str, seconds_left: float | None) -> None:
+    def done(self, label: str, outcome: str, seconds: float, seconds_left: float | None) -> None:
         """Print the line."""
         self._done += 1
-        took = self._clock() - self._started_s
         left = f", {spoken(seconds_left)}" if self._done < self._total else ""
-        self.note(f"{self._done}/{self._total} {label}: {outcome} in {took:.1f} s{left}")
+        self.note(f"{self._done}/{self._total} {label}: {outcome} in {seconds:.1f} s{left}")
 
     def note(self, line: str) -> None:
         """Print it."""
@@ -147,7 +158,8 @@ class BarProgress:
             transient=True,
         )
         self._task = self._bar.add_task("", total=1, speed="", left="")
-        self._planned = self._emitted = self._done = 0
+        self._planned = self._emitted = 0
+        self._done = self._share = 0.0
         self._clock = clock
         self._due_s = 0.0
 
@@ -156,12 +168,14 @@ class BarProgress:
         self._bar.update(self._task, total=num_trials, left=spoken(seconds_left))
         self._bar.start()
 
-    def trial(self, label: str, planned_tokens: int) -> None:
-        """Name the trial."""
+    def turn(self, label: str, planned_tokens: int, share: float) -> None:
+        """Name the trial; the bar stands where the turns before this one have brought it."""
+        self._done += self._share
         self._planned, self._emitted, self._due_s = planned_tokens, 0, 0.0
+        self._share = share
         room = max(LEAST_LABEL, self._bar.console.width - BESIDE_LABEL)
         short = label if len(label) <= room else f"…{label[1 - room :]}"
-        self._bar.update(self._task, description=short, speed="")
+        self._bar.update(self._task, description=short, completed=self._done, speed="")
 
     def tokens(self, count: int) -> None:
         """Count tokens in the bar's text."""
@@ -170,13 +184,13 @@ class BarProgress:
         if now_s < self._due_s:
             return
         self._due_s = now_s + REDRAWN_S
-        share = min(1.0, self._emitted / max(1, self._planned))
+        share = self._share * min(1.0, self._emitted / max(1, self._planned))
         speed = f"{self._emitted}/{self._planned} tok"
         self._bar.update(self._task, completed=self._done + share, speed=speed)
 
-    def done(self, label: str, outcome: str, seconds_left: float | None) -> None:
+    def done(self, label: str, outcome: str, seconds: float, seconds_left: float | None) -> None:
         """Move the bar on."""
-        self._done += 1
+        self._done, self._share = self._done + self._share, 0.0
         self._bar.update(self._task, completed=self._done, left=spoken(seconds_left))
 
     def note(self, line: str) -> None:

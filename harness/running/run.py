@@ -1,14 +1,17 @@
 """The run loop: trials block by block, each committed by itself, resumable at any point.
 
+The trials of a block take turns, one wave of requests each. What the turns of a trial saw is kept
+beside the plan until the trial is through, so that a killed run goes on between two turns.
+
 A trial that fails is recorded and the run goes on. The loop ends early when a person interrupts it
 or when the database stops taking rows; what was measured until then is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 from typing import Literal
 
 from engine.errors import FmError, bug_line
@@ -22,20 +25,32 @@ from harness.store import (
     SaveOutcome,
     TrialRecord,
     TrialRow,
+    TurnRow,
+    record_form,
     utc_now,
 )
 from harness.trials.clock import Clock, monotonic
 from harness.trials.target import Target, TrialJob
+from harness.trials.turns import has_replay, joined
+
+SAVED_EVERY_S = 10.0
+"""After so long turns of trials that are not through are kept: what a kill may cost. Keeping each
+by itself would take 1 % of the time where one takes half a second."""
 
 Ending = Literal["finished", "interrupted", "spooled"]
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A trial of the plan with its row in the database."""
+    """A trial of the plan with its row in the database.
+
+    Args:
+        told: records of its turns that an earlier life of the run was through with.
+    """
 
     trial: PlannedTrial
     row: TrialRow
+    told: tuple[TrialRecord, ...] = ()
 
     @property
     def label(self) -> str:
@@ -50,14 +65,24 @@ class Planned:
         return (pair.model, pair.workload.name, pair.cell.name)
 
     @property
+    def num_turns(self) -> int:
+        """How many turns it has in all."""
+        return len(self.trial.places)
+
+    @property
     def num_tokens(self) -> int:
-        """Most tokens it can emit."""
-        return len(self.trial.prompts) * self.trial.pair.max_tokens
+        """Most tokens a turn can emit."""
+        return self.trial.pair.cell.rows * self.trial.pair.max_tokens
 
     @property
     def weight(self) -> float:
-        """Its expected time in unknown units: decode steps at most."""
-        return self.num_tokens / self.trial.pair.cell.rows
+        """Expected time of a turn in unknown units: decode steps at most."""
+        return float(self.trial.pair.max_tokens)
+
+    @property
+    def turns_left(self) -> int:
+        """How many turns it still has."""
+        return self.num_turns - len(self.told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +97,20 @@ class _SpooledError(Exception):
     def __init__(self, save: SaveOutcome) -> None:
         super().__init__(save.reason)
         self.save = save
+
+
+@dataclass(slots=True)
+class _Underway:
+    """A trial whose turns are being run."""
+
+    item: Planned
+    told: list[TrialRecord]
+    seconds: float = 0.0
+
+    def is_through(self) -> bool:
+        """True when there is nothing more to run of it."""
+        is_broken = bool(self.told) and self.told[-1].trial.status != "done"
+        return is_broken or len(self.told) == self.item.num_turns
 
 
 @dataclass(slots=True)
@@ -90,6 +129,8 @@ class RunLoop:
     clock: Clock = monotonic
     time_left: TimeLeft = field(default_factory=TimeLeft)
     sampled: Callable[[], Sequence[ConditionRow]] = tuple
+    _unsaved: list[TurnRow] = field(default_factory=list)
+    _saved_s: float = 0.0
 
     def run(self, planned: Sequence[Planned], earlier: Sequence[Finished]) -> Outcome:
         """Run the trials of a run that are to do.
@@ -98,17 +139,21 @@ class RunLoop:
             planned: the trials still to do, in order, those of a model and workload together.
             earlier: trials of the same run that were done before, for the identity check.
         """
-        pending = list(planned)
-        self.progress.begin(None, len(pending))
+        for item in planned:
+            self.time_left.expect(item.key, item.weight * item.turns_left)
+        self._saved_s = self.clock()
+        self.progress.begin(None, len(planned))
         try:
             with interruptible():
                 keys = [item.key[:2] for item in earlier] + [item.key[:2] for item in planned]
                 for key in dict.fromkeys(keys):
                     known = [item for item in earlier if item.key[:2] == key]
                     group = [item for item in planned if item.key[:2] == key]
-                    finished = known + self._run_group(key[0], group, pending)
+                    finished = known + self._run_group(key[0], group)
                     self._judge(key[0], finished)
         except KeyboardInterrupt:
+            with uninterrupted():
+                self._keep_turns()
             return Outcome("interrupted")
         except _SpooledError as stop:
             return Outcome("spooled", stop.save)
@@ -116,26 +161,81 @@ class RunLoop:
             self.progress.close()
         return Outcome("finished")
 
-    def _run_group(
-        self, model: str, group: Sequence[Planned], pending: list[Planned]
-    ) -> list[Finished]:
+    def _run_group(self, model: str, group: Sequence[Planned]) -> list[Finished]:
         """Run the trials of one model on one workload; return those that ran to their end."""
-        finished: list[Finished] = []
         broken = self._open(model) if group else ""
-        for item in group:
-            self.progress.trial(item.label, item.num_tokens)
-            started_s = self.clock()
-            record = _failed(item.row, broken) if broken else self._attempt(item)
-            seconds = self.clock() - started_s
-            with uninterrupted():
-                conditions = [*self.sampled(), self.observe(record.trial)]
-                self._save(self.store.record_trial(record, conditions))
-            pending.remove(item)
-            if record.trial.status == "done":
-                finished.append(Finished(item.trial.pair, record.trial))
-                self.time_left.record(item.key, item.weight, seconds)
-            self.progress.done(item.label, _told(record), self._estimate(pending))
+        finished: list[Finished] = []
+        for _, items in groupby(group, key=lambda item: item.trial.block):
+            finished += self._run_block(tuple(items), broken)
         return finished
+
+    def _run_block(self, items: Sequence[Planned], broken: str) -> list[Finished]:
+        """Run the trials of a block, turn by turn.
+
+        Args:
+            broken: why none of them can run, "" when they can.
+        """
+        finished: list[Finished] = []
+        trials = [_Underway(item, list(item.told)) for item in items]
+        places = sorted(
+            (place, index)
+            for index, item in enumerate(items)
+            for place in item.trial.places[len(item.told) :]
+        )
+        for _, index in places:
+            trial = trials[index]
+            if trial.is_through():
+                continue
+            self._take_turn(trial, broken)
+            if trial.is_through():
+                finished += self._conclude(trial)
+            else:
+                self._note_turn(trial)
+        return finished
+
+    def _take_turn(self, trial: _Underway, broken: str) -> None:
+        item = trial.item
+        self.progress.turn(item.label, item.num_tokens, 1 / item.num_turns)
+        started_s = self.clock()
+        trial.told.append(_failed(item.row, broken) if broken else self._attempt(trial))
+        seconds = self.clock() - started_s
+        trial.seconds += seconds
+        if trial.told[-1].trial.status == "done":
+            self.time_left.record(item.key, item.weight, seconds)
+        else:
+            turns = item.num_turns - len(trial.told) + 1
+            self.time_left.drop(item.key, item.weight * turns)
+
+    def _conclude(self, trial: _Underway) -> list[Finished]:
+        """Store a trial that is through; return it when it ran to its end."""
+        item, record = trial.item, joined(trial.told)
+        with uninterrupted():
+            conditions = [*self.sampled(), self.observe(record.trial)]
+            kept = [row for row in self._unsaved if row.trial_id != record.trial.trial_id]
+            self._unsaved, self._saved_s = [], self.clock()
+            self._save(self.store.record_trial(record, conditions, kept))
+        self.progress.done(item.label, _told(record), trial.seconds, self.time_left.estimate())
+        is_done = record.trial.status == "done"
+        return [Finished(item.trial.pair, record.trial)] if is_done else []
+
+    def _note_turn(self, trial: _Underway) -> None:
+        """Keep what a turn of a trial saw that has further ones, together with others."""
+        row, record = trial.item.row, trial.told[-1]
+        with uninterrupted():
+            self._unsaved.append(
+                TurnRow(
+                    trial_id=row.trial_id,
+                    attempt=row.attempt,
+                    turn=len(trial.told) - 1,
+                    record=record_form(record),
+                )
+            )
+            if self.clock() - self._saved_s >= SAVED_EVERY_S:
+                self._save(self._keep_turns())
+
+    def _keep_turns(self) -> SaveOutcome:
+        unsaved, self._unsaved, self._saved_s = self._unsaved, [], self.clock()
+        return self.store.record_turns(unsaved)
 
     def _open(self, model: str) -> str:
         """Return why the model cannot be opened, "" when it is open."""
@@ -145,17 +245,21 @@ class RunLoop:
             return str(error)
         return ""
 
-    def _attempt(self, item: Planned) -> TrialRecord:
-        """Run one trial; whatever goes wrong in it becomes its record."""
+    def _attempt(self, trial: _Underway) -> TrialRecord:
+        """Run a trial's next turn; whatever goes wrong in it becomes its record."""
+        item, turn = trial.item, len(trial.told)
         pair = item.trial.pair
         row = replace(item.row, started_at=utc_now())
         job = TrialJob(
             trial=row,
             cell=pair.cell,
             workload=pair.workload,
-            prompts=item.trial.prompts,
+            prompts=item.trial.prompts_of(turn),
             max_tokens=pair.max_tokens,
             sampling=item.trial.sampling,
+            turn=turn,
+            num_turns=item.num_turns,
+            wants_replay=not has_replay(trial.told),
         )
         try:
             record = self.target.run(job, self.progress.tokens)
@@ -164,8 +268,8 @@ class RunLoop:
         except Exception as error:  # noqa: BLE001  # the run loop records and goes on
             record = _failed(row, bug_line(error))
         # A side of `fm gate` may be of an fm that knows of one attempt only.
-        trial = replace(record.trial, finished_at=utc_now(), failed_before=row.failed_before)
-        return replace(record, trial=trial)
+        ended = replace(record.trial, finished_at=utc_now(), failed_before=row.failed_before)
+        return replace(record, trial=ended)
 
     def _judge(self, model: str, finished: Sequence[Finished]) -> None:
         """Store where replies part from their reference or their law, as the oracle sees it.
@@ -197,9 +301,6 @@ class RunLoop:
     def _save(self, outcome: SaveOutcome) -> None:
         if not outcome.saved:
             raise _SpooledError(outcome)
-
-    def _estimate(self, pending: Iterable[Planned]) -> float | None:
-        return self.time_left.estimate((item.key, item.weight) for item in pending)
 
 
 def _failed(row: TrialRow, reason: str) -> TrialRecord:

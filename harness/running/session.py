@@ -37,6 +37,7 @@ from harness.running.plan_rows import (
     TO_DO,
     choices_of,
     finished_trials,
+    going_on,
     keeps_failures,
     pending_trials,
     plan_trials,
@@ -131,6 +132,7 @@ class Session:
                 store.resume_run(run.run_id)
                 stored = store.load_plan(run.run_id)
                 planned = pending_trials(matrix, stored, models, self._wanted(store, stored))
+                planned = going_on(planned, store.turns(run.run_id))
                 earlier = finished_trials(matrix, stored, models)
                 return self._through(
                     store, run.run_id, lambda: self._looped(store, run, planned, earlier, watched)

@@ -16,6 +16,7 @@ from harness.store.loaded import (
 )
 from harness.store.merge import MergeOutcome
 from harness.store.outcomes import ImportOutcome, SaveOutcome
+from harness.store.record_form import TurnRow, record_form, record_from
 from harness.store.rows import (
     AcceptRow,
     CellRow,
@@ -69,8 +70,11 @@ __all__ = [
     "StoreError",
     "TrialRecord",
     "TrialRow",
+    "TurnRow",
     "WorkloadRow",
     "content_hash",
     "new_id",
+    "record_form",
+    "record_from",
     "utc_now",
 ]

@@ -27,6 +27,7 @@ MIGRATIONS = (
     "m007_report_indexes",
     "m006_conditions",
     "m009_attempts",
+    "m010_turns",
 )
 """The names in harness.store.migrations, in order; a test holds the two together."""
 

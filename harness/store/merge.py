@@ -16,7 +16,7 @@ from harness.store.connection import StoreError
 OF_RUN = ("runs", "trials", "conditions", "gates", "comparisons", "promotions")
 """Tables with a column run_id, in an order in which each may refer to those before it."""
 
-OF_TRIAL = ("requests", "accept_pos", "divergences", "laws")
+OF_TRIAL = ("requests", "accept_pos", "divergences", "laws", "turns")
 """Tables with a column trial_id and without run_id."""
 
 REFERRED: Mapping[str, tuple[str, str, str]] = {
@@ -26,6 +26,9 @@ REFERRED: Mapping[str, tuple[str, str, str]] = {
     "cells": ("content_hash", "trials", "cell"),
 }
 """Tables that are addressed by content: their key, and the table and column that refer to it."""
+
+UNDER_WAY = ("turns",)
+"""What there is of a trial that is not through."""
 
 OBSERVED = ("requests", "accept_pos")
 """What a trial observed, beside its own row; only another attempt at it changes that."""
@@ -64,6 +67,10 @@ _FURTHER_THERE = f"""
     WHERE a.run_id = ? AND b.status <> 'pending' AND (
         {_ATTEMPT_A} < {_ATTEMPT_B} OR {_ATTEMPT_A} = {_ATTEMPT_B} AND a.status = 'pending'
     )
+"""
+_AS_FAR_IN_BOTH = f"""
+    SELECT a.trial_id FROM {_IN_BOTH}
+    WHERE a.run_id = ? AND a.status = b.status AND {_ATTEMPT_A} = {_ATTEMPT_B}
 """
 _TRIALS = "SELECT trial_id FROM other.trials WHERE run_id = ?"
 
@@ -118,6 +125,7 @@ def _combine(raw: sqlite3.Connection, run_id: str) -> bool:
     _require_same_observations(raw, run_id)
     is_further = _progress(raw, "other", run_id) > _progress(raw, "main", run_id)
     _take_finished_trials(raw, run_id)
+    _take_turns(raw, run_id)
     _insert(raw, "conditions", "run_id = ?", run_id, "OR IGNORE")
     _insert(raw, "promotions", "run_id = ?", run_id, "OR IGNORE")
     for table in JUDGED:
@@ -152,6 +160,12 @@ def _take_finished_trials(raw: sqlite3.Connection, run_id: str) -> None:
         for table in OBSERVED:
             raw.execute(f"DELETE FROM main.{table} WHERE trial_id = ?", (trial_id,))
             _insert(raw, table, "trial_id = ?", trial_id)
+        raw.execute("DELETE FROM main.turns WHERE trial_id = ?", (trial_id,))
+
+
+def _take_turns(raw: sqlite3.Connection, run_id: str) -> None:
+    """Take the turns of trials that have come as far here as there and are not through."""
+    _insert(raw, "turns", f"trial_id IN ({_AS_FAR_IN_BOTH})", run_id, "OR IGNORE")
 
 
 def _take_ending(raw: sqlite3.Connection, run_id: str) -> None:

@@ -328,3 +328,20 @@ def m006_conditions(db: Database) -> None:
 def m009_attempts(db: Database) -> None:
     """Add why earlier attempts at a trial failed."""
     _run_each(db, ATTEMPTS)
+
+
+_TURNS = """
+CREATE TABLE turns (
+    trial_id TEXT NOT NULL REFERENCES trials (trial_id) ON DELETE CASCADE,
+    attempt INTEGER NOT NULL CHECK (attempt >= 0),
+    turn INTEGER NOT NULL CHECK (turn >= 0),
+    record TEXT NOT NULL,
+    PRIMARY KEY (trial_id, attempt, turn)
+) STRICT;
+"""
+
+
+@migrations()
+def m010_turns(db: Database) -> None:
+    """Add what trials saw that are under way."""
+    _run_each(db, _TURNS)

@@ -19,6 +19,7 @@ from harness.store.loaded import (
     RunNames,
 )
 from harness.store.partings import parted_cells
+from harness.store.record_form import TurnRow
 from harness.store.replies import Reply
 from harness.store.rows import (
     AcceptRow,
@@ -141,6 +142,15 @@ def requests(raw: sqlite3.Connection, trial_id: str) -> tuple[RequestRow, ...]:
     """Return all requests of a trial, by position."""
     query = "SELECT * FROM requests WHERE trial_id = ? ORDER BY position"
     return _rows(raw, RequestRow, query, trial_id)
+
+
+def turns(raw: sqlite3.Connection, run_id: str) -> tuple[TurnRow, ...]:
+    """Return the turns of a run's trials that are not through, those of a trial in order."""
+    query = """
+        SELECT turns.* FROM turns JOIN trials USING (trial_id)
+        WHERE run_id = ? ORDER BY trial_id, attempt, turn
+    """
+    return _rows(raw, TurnRow, query, run_id)
 
 
 def plan(raw: sqlite3.Connection, run_id: str) -> RunPlan | None:

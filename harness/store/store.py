@@ -20,6 +20,7 @@ from harness.store.history import Names, PastCell, past_cells
 from harness.store.loaded import RunData, RunFilter, RunNames
 from harness.store.merge import MergeOutcome
 from harness.store.outcomes import ImportOutcome, SaveOutcome
+from harness.store.record_form import TurnRow, record_form
 from harness.store.replies import Reply
 from harness.store.rows import (
     ComparisonRow,
@@ -45,6 +46,7 @@ Writer = Callable[[sqlite3.Connection, Mapping[str, Any]], bool]
 
 _WRITERS: dict[str, Writer] = {
     "trial": writes.write_trial,
+    "turn": writes.write_turn,
     "condition": writes.write_condition,
     "divergence": writes.write_divergence,
     "law": writes.write_law,
@@ -204,7 +206,10 @@ class EvalStore:
         return self._connection.read(lambda raw: reads.replies(raw, trial))
 
     def record_trial(
-        self, record: TrialRecord, conditions: Sequence[ConditionRow] = ()
+        self,
+        record: TrialRecord,
+        conditions: Sequence[ConditionRow] = (),
+        turns: Sequence[TurnRow] = (),
     ) -> SaveOutcome:
         """Store a trial (status done, failed or skipped) with all its requests, in one transaction.
 
@@ -214,15 +219,23 @@ class EvalStore:
 
         Args:
             conditions: samples of the machine up to its end; no kill leaves a trial without them.
+            turns: of other trials of the same run, which are kept in the same breath.
         """
         assert record.trial.status != "pending", "a pending trial has nothing to record"
-        content = {
-            "trial": encode(record.trial),
-            "requests": [encode(row) for row in record.requests],
-            "accepts": [encode(row) for row in record.accepts],
-        }
+        observed = [("trial", record_form(record)), *_kept(turns)]
         samples = [("condition", encode(row)) for row in conditions]
-        return self._record(record.trial.run_id, [("trial", content), *samples])
+        return self._record(record.trial.run_id, [*observed, *samples])
+
+    def record_turns(self, turns: Sequence[TurnRow]) -> SaveOutcome:
+        """Keep turns of trials of the run that was begun or resumed last, until these are through.
+
+        One of a trial that is through, or that is kept already, is left aside.
+        """
+        return self._record(self._run_id, _kept(turns))
+
+    def turns(self, run_id: str) -> tuple[TurnRow, ...]:
+        """Return the turns of a run's trials that are not through, those of a trial in order."""
+        return self._connection.read(lambda raw: reads.turns(raw, run_id))
 
     def record_conditions(self, rows: Sequence[ConditionRow]) -> SaveOutcome:
         """Store samples of the machine's state; all of one run."""
@@ -399,3 +412,7 @@ class EvalStore:
                 f"a spooled {kind} does not fit {self.path} ({error}); name the database the run "
                 "was planned in with --db"
             ) from error
+
+
+def _kept(turns: Iterable[TurnRow]) -> list[tuple[str, Mapping[str, Any]]]:
+    return [("turn", encode(row)) for row in turns]

@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.store.codec import Column, column_names, encode, to_json
 from harness.store.connection import StoreError
+from harness.store.record_form import TurnRow
 from harness.store.rows import (
     AcceptRow,
     ComparisonRow,
@@ -85,13 +86,26 @@ def write_trial(raw: sqlite3.Connection, content: Mapping[str, Any]) -> bool:
     if not _update(raw, "trials", results, _IS_BEHIND, keys):
         _require_trial(raw, trial)
         return False
-    for table in ("requests", "accept_pos"):
+    for table in ("requests", "accept_pos", "turns"):
         raw.execute(f"DELETE FROM {table} WHERE trial_id = :trial_id", keys)
     for request in content["requests"]:
         _insert(raw, "requests", _columns(RequestRow, request))
     for accept in content["accepts"]:
         _insert(raw, "accept_pos", _columns(AcceptRow, accept))
     return True
+
+
+def write_turn(raw: sqlite3.Connection, content: Mapping[str, Any]) -> bool:
+    """Keep a turn of a trial that is not through; False when it is, or the turn is there already.
+
+    Raises:
+        StoreError: the plan of this database has no such trial.
+    """
+    turn = _columns(TurnRow, content)
+    if raw.execute(f"SELECT 1 FROM trials WHERE {_IS_BEHIND}", turn).fetchone() is None:
+        _require_trial(raw, turn)
+        return False
+    return _insert(raw, "turns", turn, "OR IGNORE")
 
 
 def write_condition(raw: sqlite3.Connection, content: Mapping[str, Any]) -> bool:
@@ -152,9 +166,10 @@ def _insert_run(raw: sqlite3.Connection, run: RunRow) -> None:
 def _require_trial(raw: sqlite3.Connection, trial: Mapping[str, Any]) -> None:
     found = raw.execute("SELECT 1 FROM trials WHERE trial_id = ?", (trial["trial_id"],)).fetchone()
     if found is None:
+        of_run = f" of run {trial['run_id']}" if "run_id" in trial else ""
         raise StoreError(
-            f"trial {trial['trial_id']} of run {trial['run_id']} is not planned in this database; "
-            "name the one it was planned in with --db"
+            f"trial {trial['trial_id']}{of_run} is not planned in this database; name the one it "
+            "was planned in with --db"
         )
 
 

@@ -85,7 +85,7 @@ class InProcess:
             compile_schemas(self._opened(), workload)
 
     def run(self, job: TrialJob, on_tokens: OnTokens) -> TrialRecord:
-        """Run a trial; an engine that failed in it is thrown away with all its rows."""
+        """Run a turn; an engine that failed in it is thrown away with all its rows."""
         if job.cell.key.is_peer:
             return self.peers.run(job, self._opened(), on_tokens)
         try:
@@ -111,13 +111,15 @@ class InProcess:
         self.model = None
         mx.clear_cache()
 
-    # -- one trial of ours ---------------------------------------------------------------------
+    # -- one turn of ours ----------------------------------------------------------------------
 
     def _run(self, job: TrialJob, on_tokens: OnTokens) -> TrialRecord:
         engine = self._engine(job.cell)
         warm_up = self._warm_up(engine, job)
         requests = requests_of(self._opened(), job, job.prompts, job.max_tokens)
-        mx.clear_cache()
+        if not job.turn:
+            # Only here: filling the cache again costs the next first token some milliseconds.
+            mx.clear_cache()
         mx.reset_peak_memory()
         work = WorkMeter(engine)
         with RssSampler() as rss:
@@ -156,7 +158,8 @@ class InProcess:
         trial: TrialRow,
     ) -> TrialRow:
         """Add the replay of the first reply that is long enough, where a grammar is on."""
-        if not job.cell.key.has("grammar") or job.cell.kind is not CellKind.PERF:
+        is_replayed = job.cell.key.has("grammar") and job.cell.kind is CellKind.PERF
+        if not (is_replayed and job.wants_replay):
             return trial
         for request, served in zip(requests, done.served, strict=True):
             if len(served.completion.token_ids) > 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.request import Completion, FinishReason, SamplingParams
@@ -143,8 +143,7 @@ def filled_trial(
         tally: None where nobody tells of decode steps.
     """
     measured = [row for row in rows if row.phase == "measured"]
-    lanes = sorted({(row.lane_taken, row.lane_reason) for row in measured})
-    lane, reason = lanes[0] if len(lanes) == 1 else ("", f"{len(lanes)} lanes were taken")
+    lane, reason = common_lane(rows)
     told = replace(
         trial,
         status="done",
@@ -171,6 +170,12 @@ def filled_trial(
         wait_s=tally.parts_s.get("wait"),
         commit_s=tally.parts_s.get("commit"),
     )
+
+
+def common_lane(rows: Iterable[RequestRow]) -> tuple[str, str]:
+    """Return the lane of all measured requests and why it was taken, "" where they differ."""
+    lanes = sorted({(row.lane_taken, row.lane_reason) for row in rows if row.phase == "measured"})
+    return lanes[0] if len(lanes) == 1 else ("", f"{len(lanes)} lanes were taken")
 
 
 def with_step_bytes(trial: TrialRow, told: Mapping[str, int | None]) -> TrialRow:

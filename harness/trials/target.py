@@ -47,12 +47,14 @@ class CannotRunError(FmError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialJob:
-    """What one trial has to do.
+    """What one turn of a trial has to do.
 
     Args:
         trial: the planned row, which the record fills in.
-        prompts: a multiple of the cell's rows.
+        prompts: of this turn, a multiple of the cell's rows.
         max_tokens: most tokens of one reply.
+        turn: 0-based, of the trial's `num_turns`; other trials run between two of them.
+        wants_replay: no earlier turn has replayed a reply with masks and without.
     """
 
     trial: TrialRow
@@ -61,6 +63,9 @@ class TrialJob:
     prompts: tuple[Prompt, ...]
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
+    turn: int = 0
+    num_turns: int = 1
+    wants_replay: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +130,7 @@ class Target(Protocol):
         ...
 
     def run(self, job: TrialJob, on_tokens: OnTokens) -> TrialRecord:
-        """Run one trial; the first one of a cell on a workload is preceded by a warm-up."""
+        """Run a turn of a trial; the first one of a cell on a workload has a warm-up before it."""
         ...
 
     def judge(self, parting: Parting) -> Sequence[DivergenceRow]:

@@ -17,8 +17,8 @@ class WorkMeter:
     def counters(self) -> dict[str, int]:
         """Return the counts so far, by name.
 
-        `steps`, `positions` (padding included), `host_syncs` and `mask_calls` are of the trial;
-        `compiles` and `kv_bytes` are what the engine has come to: they depend on what ran before.
+        `steps`, `positions` (padding included), `host_syncs` and `mask_calls` are of the time
+        since; harness.trials.turns has those that are not.
         """
         now, before = self._engine.stats(), self._before
         return {

@@ -30,6 +30,10 @@ class Scripted:
         before: called with each job before it is answered; may raise.
         broken: models that cannot be opened, with the error.
         gap: what the oracle says of a parting; None says nothing.
+
+    Attributes:
+        ran: trials that it was through with.
+        turns: trials and which of their turns it ran.
     """
 
     answer: Answer = agreeing
@@ -39,6 +43,7 @@ class Scripted:
     gap: float | None = None
     now_s: float = 0.0
     ran: list[str] = field(default_factory=list)
+    turns: list[tuple[str, int]] = field(default_factory=list)
     judged: list[Parting] = field(default_factory=list)
     weighed: list[SampledReply] = field(default_factory=list)
     opened: list[str] = field(default_factory=list)
@@ -57,8 +62,10 @@ class Scripted:
 
     def run(self, job: TrialJob, on_tokens: OnTokens) -> TrialRecord:
         self.before(job)
-        self.ran.append(job.trial.trial_id)
-        seconds = self.speeds.get(job.cell.name, 1.0)
+        self.turns.append((job.trial.trial_id, job.turn))
+        if job.turn == job.num_turns - 1:
+            self.ran.append(job.trial.trial_id)
+        seconds = self.speeds.get(job.cell.name, 1.0) / job.num_turns
         self.now_s += seconds
         rows = tuple(self._row(job, place, prompt) for place, prompt in enumerate(job.prompts))
         tokens = sum(row.completion_tokens or 0 for row in rows)

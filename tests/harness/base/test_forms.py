@@ -13,7 +13,7 @@ from engine.request import SamplingParams
 from harness.base import forms
 from harness.cells.cell import Cell
 from harness.sampling import Sampling
-from harness.store import AcceptRow, RequestRow, TrialRecord
+from harness.store import AcceptRow, RequestRow, TrialRecord, record_form, record_from
 from harness.trials.target import Parting, SampledReply
 from tests.harness.jobs import CHAT, PEOPLE, cell_of, job_of
 
@@ -85,15 +85,15 @@ def record(cell: Cell) -> TrialRecord:
 
 def test_a_record_comes_back_as_it_was_observed() -> None:
     one = record(cell_of("serial"))
-    assert forms.record_from(sent(forms.record_form(one))) == one
+    assert record_from(sent(record_form(one))) == one
 
 
 def test_a_record_of_an_older_side_has_defaults_for_what_it_does_not_tell() -> None:
     one = record(cell_of("serial"))
-    form = sent(forms.record_form(one))
+    form = sent(record_form(one))
     del form["trial"]["counters"]
     form["trial"]["warp"] = 9
-    assert forms.record_from(form) == replace(one, trial=replace(one.trial, counters={}))
+    assert record_from(form) == replace(one, trial=replace(one.trial, counters={}))
 
 
 def test_what_an_oracle_is_asked_arrives_as_it_was_sent() -> None:

@@ -124,7 +124,13 @@ def test_a_baseline_that_runs_at_two_speeds_takes_the_verdict() -> None:
 def test_a_simulated_session_is_a_run() -> None:
     """The same disturbances through plan, run loop, database and report give the same ratio."""
     machine = Scenario(
-        name="all", noise=0.03, autocorrelation=0.5, drift=0.2, outlier_rate=0.1, outlier_factor=1.1
+        name="all",
+        noise=0.03,
+        autocorrelation=0.5,
+        drift=0.2,
+        outlier_rate=0.1,
+        outlier_factor=1.1,
+        turns=4,
     )
     pace = machine.pace(GATE)
     fast = Pace(
@@ -145,9 +151,13 @@ def test_a_simulated_session_is_a_run() -> None:
 
     order = {"serial": BASELINE, "serial@aa": REPEAT, "serial+spec": CANDIDATE}
 
-    def as_run(_cells: int, _blocks: int, _seed: str) -> Iterator[tuple[int, int]]:
-        for trial in rehearsal_matrix(choices).trials():
-            yield trial.block, order[trial.pair.cell.name]
+    def as_run(_machine: Scenario, _blocks: int, _seed: str) -> Iterator[tuple[int, int]]:
+        turns = [
+            (trial.block, place, order[trial.pair.cell.name])
+            for trial in rehearsal_matrix(choices).trials()
+            for place in trial.places
+        ]
+        return ((block, cell) for block, _, cell in sorted(turns))
 
     speeds = rates(machine, GATE, 0.08, seed=5, layout=as_run)
     ratio, is_noise = verdict(speeds, GATE)

@@ -53,26 +53,25 @@ class Failing(Scripted):
         self.tried: list[Place] = []
 
     def _fail(self, job: TrialJob) -> None:
-        self.tried.append(place_of(job))
+        if place_of(job) not in self.tried:
+            self.tried.append(place_of(job))
         if place_of(job) in self.places:
             raise ModelError(self.why)
 
 
 class LosesItsServer(Failing):
-    """Requests of a trial that fails are rows all the same, as over HTTP; one was answered."""
+    """Requests of a trial that fails are rows all the same, as over HTTP; it fails at its end."""
 
     def run(self, job: TrialJob, on_tokens: OnTokens) -> TrialRecord:
         lost, self.places = self.places, ()
         record = super().run(job, on_tokens)
         self.places = lost
-        if place_of(job) not in lost:
+        if place_of(job) not in lost or job.turn < job.num_turns - 1:
             return record
-        kept, *others = record.requests
-        gone = (
+        rows = tuple(
             replace(row, status="error", error="gone", conformance=row.conformance and "error")
-            for row in others
+            for row in record.requests
         )
-        rows = (kept, *gone)
         trial = replace(job.trial, status="failed", reason="the server ended")
         return TrialRecord(trial=trial, requests=rows)
 
@@ -209,7 +208,12 @@ def test_a_second_attempt_that_the_database_does_not_take_comes_back_from_its_fi
 ) -> None:
     start(tmp_path, LosesItsServer((SPEC, 1)))
     with closing(sqlite3.connect(tmp_path / "fm.db", isolation_level=None)) as raw:
-        target = Scripted(before=lambda _job: raw.execute("BEGIN EXCLUSIVE") and None)
+
+        def lock(job: TrialJob) -> None:
+            if job.turn == job.num_turns - 1:
+                raw.execute("BEGIN EXCLUSIVE")
+
+        target = Scripted(before=lock)
         done = session(tmp_path, target, lock_wait_s=0.1).resume("latest")
     assert done.exit_code == exit_codes.INCOMPLETE
     (spool,) = (tmp_path / "spool").glob("*.jsonl")

@@ -30,11 +30,12 @@ def test_a_terminal_gets_a_bar_unless_quiet_is_asked_for() -> None:
 
 def test_plain_lines_hold_no_control_sequences() -> None:
     stream = io.StringIO()
-    lines = LineProgress(stream, clock=iter([0.0, 2.5]).__next__)
+    lines = LineProgress(stream)
     lines.begin(None, 2)
-    lines.trial("m chat serial block 1", 64)
+    lines.turn("m chat serial block 1", 64, 0.5)
     lines.tokens(1)
-    lines.done("m chat serial block 1", "64 tokens", 61.0)
+    lines.turn("m chat serial block 1", 64, 0.5)
+    lines.done("m chat serial block 1", "64 tokens", 2.5, 61.0)
     lines.close()
     told = stream.getvalue()
     assert told == "1/2 m chat serial block 1: 64 tokens in 2.5 s, about 1 min 01 s left\n"
@@ -44,14 +45,16 @@ def test_the_bar_shows_the_trial_its_tokens_and_the_time_left() -> None:
     stream = Terminal()
     bar = BarProgress(stream)
     bar.begin(None, 3)
-    bar.trial("m chat serial", 64)
+    bar.turn("m chat serial", 64, 0.5)
+    bar.turn("m chat batch2", 64, 1)
+    bar.turn("m chat serial", 64, 0.5)
     bar.tokens(5)
-    bar.done("m chat serial", "64 tokens", 90.0)
+    bar.done("m chat serial", "64 tokens", 9.0, 90.0)
     bar.note("something [odd] happened")
     bar.close()
     told = stream.getvalue()
     assert "something [odd] happened" in told
-    assert "1/3" in told
+    assert "2/3" in told
     assert "1 min 30 s left" in told
 
 
@@ -62,7 +65,7 @@ def test_the_time_left_is_shown_beside_the_end_of_a_name_of_any_length(
     stream = Terminal()
     bar = BarProgress(stream)
     bar.begin(3600.0, 3)
-    bar.trial(f"model chat serial+spec{'@setting=1' * 9}@num_draft_tokens=3 block 1", 64)
+    bar.trial(f"model chat serial+spec{'@setting=1' * 9}@num_draft_tokens=3 block 1", 64, 1)
     bar.tokens(5)
     bar.close()
     last = stream.getvalue().rsplit("_tokens=3 block 1", 1)[1]
@@ -88,12 +91,17 @@ def test_durations_are_spoken(seconds: float | None, words: str) -> None:
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(1, 100)), min_size=1))
 def test_a_trial_seen_before_is_taken_to_need_its_mean_again(seen: list[tuple[str, float]]) -> None:
     left = TimeLeft()
-    assert left.estimate([(("a",), 1.0)]) is None
+    for key, _ in seen:
+        left.expect((key,), 7.0)
+    assert left.estimate() is None
     for key, seconds in seen:
         left.record((key,), 7.0, seconds)
     mean = sum(seconds for _, seconds in seen) / len(seen)
     key = seen[0][0]
     same = [seconds for other, seconds in seen if other == key]
-    assert left.estimate([((key,), 7.0)]) == pytest.approx(sum(same) / len(same))
-    assert left.estimate([(("new",), 14.0)]) == pytest.approx(2 * mean)
-    assert left.estimate([]) == 0
+    assert left.estimate() == pytest.approx(0, abs=1e-6)
+    left.expect((key,), 7.0)
+    assert left.estimate() == pytest.approx(sum(same) / len(same))
+    left.drop((key,), 7.0)
+    left.expect(("new",), 14.0)
+    assert left.estimate() == pytest.approx(2 * mean)

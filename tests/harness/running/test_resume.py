@@ -109,7 +109,7 @@ def test_the_json_says_how_the_process_ends_also_when_a_report_is_not_written(
     work = Session(
         target=target,
         places=Places(db=tmp_path / "fm.db", reports=reports, json=tmp_path / "out.json"),
-        progress=LineProgress(io.StringIO(), target.clock),
+        progress=LineProgress(io.StringIO()),
         fetching=fetching_to(io.StringIO()),
     )
     done = work.start(matrix_of(CHOICES))

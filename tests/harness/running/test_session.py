@@ -84,7 +84,7 @@ def carried_out(
         Session(
             target=target,
             places=Places(db=folder / "fm.db", reports=folder / "reports"),
-            progress=LineProgress(told, target.clock),
+            progress=LineProgress(told),
             fetching=fetching_to(io.StringIO()),
             is_forced=is_forced,
         )

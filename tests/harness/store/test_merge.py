@@ -19,7 +19,14 @@ from harness.store import (
     StoreError,
     TrialRecord,
 )
-from harness.store.merge import JUDGED, OBSERVED, OF_RUN, OF_TRIAL, REFERRED
+from harness.store.merge import (
+    JUDGED,
+    OBSERVED,
+    OF_RUN,
+    OF_TRIAL,
+    REFERRED,
+    UNDER_WAY,
+)
 from tests.harness.results.published import MACHINE, ONE, THREE, TWO, finish, steady_run
 from tests.harness.store.sample_run import MODEL, Sample
 
@@ -257,7 +264,7 @@ def test_every_table_is_merged(tmp_path: Path) -> None:
     """A migration that adds a table has to say here how two databases share it."""
     stored(tmp_path / "fm.db", steady_run(ONE))
     assert {*OF_RUN, *OF_TRIAL, *REFERRED} == set(content(tmp_path / "fm.db"))
-    assert {*OBSERVED, *JUDGED} == set(OF_TRIAL)
+    assert {*OBSERVED, *JUDGED, *UNDER_WAY} == set(OF_TRIAL)
 
 
 def test_a_file_that_is_no_database_or_not_there_is_refused(tmp_path: Path) -> None:

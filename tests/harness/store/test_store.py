@@ -238,7 +238,7 @@ def test_every_table_is_strict(tmp_path: Path) -> None:
     Sample().load(tmp_path)
     strict = "SELECT sql FROM sqlite_master WHERE type = 'table' AND name NOT LIKE '%sqlite%'"
     found = rows(tmp_path / "fm.db", strict)
-    assert len(found) == 14
+    assert len(found) == 15
     assert all(sql.endswith("STRICT") for (sql,) in found)
 
 
