@@ -65,7 +65,7 @@ def test_the_time_left_is_shown_beside_the_end_of_a_name_of_any_length(
     stream = Terminal()
     bar = BarProgress(stream)
     bar.begin(3600.0, 3)
-    bar.trial(f"model chat serial+spec{'@setting=1' * 9}@num_draft_tokens=3 block 1", 64, 1)
+    bar.turn(f"model chat serial+spec{'@setting=1' * 9}@num_draft_tokens=3 block 1", 64, 1)
     bar.tokens(5)
     bar.close()
     last = stream.getvalue().rsplit("_tokens=3 block 1", 1)[1]

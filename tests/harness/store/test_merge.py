@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +19,7 @@ from harness.store import (
     RunData,
     StoreError,
     TrialRecord,
+    TurnRow,
 )
 from harness.store.merge import (
     JUDGED,
@@ -119,6 +121,42 @@ def test_a_copy_taken_while_a_run_went_on_is_brought_up_to_date(tmp_path: Path) 
     assert merged(copy, whole) == [MergeOutcome(added=0, advanced=1, known=0)]
     assert load(copy, ONE) == load(whole, ONE)
     assert merged(copy, whole) == [MergeOutcome(added=0, advanced=0, known=1)]
+
+
+def test_turns_of_a_trial_come_along_until_it_is_through(tmp_path: Path) -> None:
+    sample = full(ONE)
+    copy = half_run(tmp_path / "copy.db", sample, slice(0, 7))
+    further = half_run(tmp_path / "further.db", sample, slice(0, 7))
+    whole = stored(tmp_path / "whole.db", full(ONE))
+    with EvalStore.open(further) as store:
+        (pending, *_) = store.pending_trials(ONE)
+        record = {"trial": {}, "requests": [], "accepts": []}
+        turns = [
+            TurnRow(trial_id=pending.trial_id, attempt=0, turn=turn, record=record)
+            for turn in range(2)
+        ]
+        assert store.record_turns(turns).saved
+        # One that is kept already is left aside.
+        assert store.record_turns(turns).saved
+    assert merged(copy, further) == [MergeOutcome(added=0, advanced=1, known=0)]
+    with EvalStore.open(copy) as store:
+        assert list(store.turns(ONE)) == turns
+        assert store.integrity_problems() == ()
+    merged(copy, whole)
+    with EvalStore.open(copy) as store:
+        assert store.turns(ONE) == ()
+        assert store.record_turns(turns).saved
+        assert store.turns(ONE) == ()
+    assert load(copy, ONE) == load(whole, ONE)
+
+
+def test_a_turn_of_a_trial_that_nobody_planned_is_refused(tmp_path: Path) -> None:
+    path = stored(tmp_path / "fm.db", full(ONE))
+    stray = tmp_path / "spool.jsonl"
+    line = {"kind": "turn", "trial_id": "nobody", "attempt": 0, "turn": 0, "record": "{}"}
+    stray.write_text(f"{json.dumps(line)}\n")
+    with EvalStore.open(path) as store, pytest.raises(StoreError, match="nobody is not planned"):
+        store.import_spool(stray)
 
 
 def test_what_a_run_learnt_of_its_machine_comes_with_it(tmp_path: Path) -> None:

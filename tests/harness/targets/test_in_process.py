@@ -21,8 +21,9 @@ from harness.store import RequestRow, TrialRecord
 from harness.targets.in_process import InProcess
 from harness.trials.clock import StepTally
 from harness.trials.drive import Watch, drive
-from harness.trials.target import Parting, SampledReply
-from tests.harness.jobs import CATALOGUE, CHAT, PEOPLE, ids, measured, run
+from harness.trials.target import Parting, SampledReply, ignore_tokens
+from harness.trials.turns import joined
+from tests.harness.jobs import CATALOGUE, CHAT, PEOPLE, cell_of, ids, job_of, measured, run
 
 
 @pytest.fixture
@@ -82,6 +83,36 @@ def test_the_aggregate_of_the_serial_lane_is_all_decode_steps(target: InProcess)
     assert record.trial.aggregate_tokens == decoded
     assert record.trial.aggregate_s == record.trial.step_s
     assert (record.trial.aggregate_s or 0) < (record.trial.wall_s or 0)
+
+
+@pytest.mark.parametrize(
+    "cell", ["serial", "batch2", "spec@draft_budgets=fixed", "batch2+spec@draft_budgets=fixed"]
+)
+def test_a_trial_in_turns_saw_what_it_sees_in_one_go(target: InProcess, cell: str) -> None:
+    whole = run(target, cell, PEOPLE)
+    job = job_of(cell_of(cell), PEOPLE)
+    waves = [job.prompts[start : start + job.cell.rows] for start in range(0, 4, job.cell.rows)]
+    parts = [
+        target.run(replace(job, prompts=wave, turn=turn, num_turns=len(waves)), ignore_tokens)
+        for turn, wave in enumerate(waves)
+    ]
+    record = joined(parts)
+    assert len(parts) > 1
+    assert ids(record) == ids(whole)
+    assert [row.prompt_id for row in measured(record)] == [prompt.id for prompt in job.prompts]
+    assert record.trial.counters == whole.trial.counters
+    assert [(row.position, row.drafted, row.accepted) for row in record.accepts] == [
+        (row.position, row.drafted, row.accepted) for row in whole.accepts
+    ]
+    for name in ("tokens", "aggregate_tokens", "decode_steps", "mask_tokens", "lane_taken"):
+        assert getattr(record.trial, name) == getattr(whole.trial, name)
+
+
+def test_the_replay_is_made_in_one_turn_of_a_trial(target: InProcess) -> None:
+    job = job_of(cell_of("grammar"), PEOPLE, count=1, max_tokens=60)
+    assert target.run(job, ignore_tokens).trial.replay_tokens is not None
+    later = replace(job, turn=1, num_turns=2, wants_replay=False)
+    assert target.run(later, ignore_tokens).trial.replay_tokens is None
 
 
 def test_the_aggregate_of_a_batch_counts_full_steps_only(target: InProcess) -> None:

@@ -1,0 +1,126 @@
+"""Trials in turns: a run goes on between two of them, and none is lost or counted twice."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.errors import ModelError
+from harness.running.run import SAVED_EVERY_S
+from harness.store import (
+    EvalStore,
+)
+from harness.trials.target import TrialJob
+from tests.harness.running.bench import Bench, begin
+from tests.harness.scripted import Scripted
+
+
+class KilledError(BaseException):
+    """Ends the loop without any handler of it."""
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, KilledError])
+@pytest.mark.parametrize("at_turn", [1, 5, 11, 14])
+def test_a_run_goes_on_between_two_turns_of_a_trial(
+    tmp_path: Path, ending: type[BaseException], at_turn: int
+) -> None:
+    """Every turn took longer than may be lost, so none of them is run again, however it ended."""
+    whole, bench = begin(tmp_path / "whole"), begin(tmp_path)
+    speeds = dict.fromkeys(("serial", "serial+spec", "batch2"), 2 * SAVED_EVERY_S + 1)
+    undisturbed, first, second = (Scripted(speeds=speeds) for _ in range(3))
+    whole.go(undisturbed)
+
+    def stop(job: TrialJob) -> None:
+        if len(first.turns) == at_turn:
+            raise ending
+
+    first.before = stop
+    if ending is KeyboardInterrupt:
+        assert bench.go(first).ending == "interrupted"
+    else:
+        with pytest.raises(KilledError):
+            bench.go(first)
+    assert bench.go(second).ending == "finished"
+    assert Counter(first.turns + second.turns).most_common(1)[0][1] == 1
+    assert len(first.turns + second.turns) == len(undisturbed.turns) == 15
+    assert observed(bench) == observed(whole)
+    assert not bench.store.turns(bench.run_id)
+
+
+def observed(bench: Bench) -> object:
+    """What a run saw, without ids and instants."""
+    places = {trial.trial_id: (trial.cell, trial.block) for trial in bench.data.trials}
+    trials = [
+        replace(trial, trial_id="", run_id="", started_at=None, finished_at=None)
+        for trial in bench.data.trials
+    ]
+    requests = {
+        (places[row.trial_id], row.position): replace(row, trial_id="")
+        for row in bench.data.requests
+    }
+    return sorted(trials, key=str), requests
+
+
+def test_turns_that_a_kill_took_are_run_again_and_counted_once(tmp_path: Path) -> None:
+    bench, first, second = begin(tmp_path), Scripted(), Scripted()
+
+    def die(job: TrialJob) -> None:
+        if len(first.turns) == 4:
+            raise KilledError
+
+    first.before = die
+    with pytest.raises(KilledError):
+        bench.go(first)
+    assert bench.go(second).ending == "finished"
+    again = set(first.turns) & set(second.turns)
+    done = set(first.ran)
+    assert again == {turn for turn in first.turns if turn[0] not in done}
+    assert {trial.tokens for trial in bench.data.trials} == {8}
+    assert Counter(row.trial_id for row in bench.data.requests).most_common()[-1][1] == 2
+
+
+def test_a_trial_that_failed_in_its_second_turn_begins_anew(tmp_path: Path) -> None:
+    """An interrupt keeps its first turn; that is of the first attempt alone."""
+    bench = begin(tmp_path)
+
+    def fail(job: TrialJob) -> None:
+        if job.cell.name == "serial" and job.turn:
+            raise ModelError("weights are gone")
+
+    bench.go(Scripted(before=fail))
+    assert not bench.store.turns(bench.run_id)
+    second = Scripted()
+    bench.go(second)
+    failed = {trial.trial_id for trial in bench.data.trials if trial.failed_before}
+    assert len(failed) == 3
+    assert sorted(second.turns) == sorted((name, turn) for name in failed for turn in (0, 1))
+
+
+def test_turns_are_kept_in_a_file_while_the_database_takes_nothing(tmp_path: Path) -> None:
+    bench = begin(tmp_path)
+    bench.store.close()
+    speeds = dict.fromkeys(("serial", "serial+spec", "batch2"), 2 * SAVED_EVERY_S + 1)
+    with (
+        closing(sqlite3.connect(tmp_path / "fm.db", isolation_level=None)) as raw,
+        EvalStore.open(tmp_path / "fm.db", lock_wait_s=0.1) as store,
+    ):
+        locked = Bench(store, bench.matrix, bench.models, store.resume_run(bench.run_id).run_id)
+
+        def lock(job: TrialJob) -> None:
+            if len(first.turns) == 1:
+                raw.execute("BEGIN EXCLUSIVE")
+
+        first = Scripted(speeds=speeds, before=lock)
+        assert locked.go(first).ending == "spooled"
+        raw.execute("ROLLBACK")
+        assert len(store.spool_files(bench.run_id)) == 1
+        store.resume_run(bench.run_id)
+        second = Scripted(speeds=speeds)
+        assert locked.go(second).ending == "finished"
+        assert not set(first.turns) & set(second.turns)
+        assert len(first.turns + second.turns) == 15
