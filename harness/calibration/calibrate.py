@@ -28,12 +28,14 @@ from harness.calibration.simulate import (
     detectable,
     found_at,
     in_any,
+    in_one_go,
     invented,
     margin,
     mirrored,
     one_after_another,
     shuffled,
     simulate,
+    spread,
     unluckiest,
 )
 from harness.machine import read_machine
@@ -102,6 +104,24 @@ class Calibration:
                 f"{steep.name}, {layout.__name__}: the unluckiest of 36 pairs of equal cells is "
                 f"told apart in {_percent(sum(worst) / len(worst))} % of sessions of one seed, "
                 f"{_percent(max(worst))} % at the worst of {ORDER_SEEDS} seeds"
+            )
+        for turns, memory in ((4, 0.5), (24, 0.9)):
+            wave = Scenario(
+                name=f"noise 15 %, memory {memory}, 9 cells, {turns} turns",
+                noise=0.15,
+                autocorrelation=memory,
+                cells=9,
+                turns=turns,
+            )
+            found = {
+                layout.__name__: spread(wave, blocks, sessions // 10, layout)
+                for layout in (in_one_go, mirrored)
+            }
+            shares |= {f"spread, {wave.name}, {name}": value for name, value in found.items()}
+            self.say(
+                f"{wave.name}: ratios of equal cells vary by {_percent(found['in_one_go'])} % "
+                "between blocks where a trial runs in one go, "
+                f"by {_percent(found['mirrored'])} % where trials take turns"
             )
         many = Scenario(name="noise 3 %, 9 cells", noise=0.03, cells=9)
         shares["any of 7 ratios"] = in_any(many, blocks, sessions // 4)

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from statistics import fmean
+from statistics import fmean, stdev
 
 from harness.calibration.disturbance import Disturbances
 from harness.calibration.metronome import Pace
@@ -289,6 +289,15 @@ def unluckiest(
             logs = log_ratios(speeds[one], speeds[other])
             counts[one, other] += judge(estimate(logs), blocks) in {"faster", "slower"}
     return max(counts.values()) / sessions
+
+
+def spread(machine: Scenario, blocks: int, sessions: int, layout: Layout) -> float:
+    """Return the mean standard deviation of equal cells' log-ratios between a session's blocks."""
+    found = []
+    for seed in range(sessions):
+        speeds = rates(machine, blocks, 0.0, seed, layout)
+        found.append(stdev(log_ratios(speeds[CANDIDATE], speeds[BASELINE])))
+    return fmean(found)
 
 
 def found_at(change: float, spread: float, blocks: int, sessions: int) -> float:
