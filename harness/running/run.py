@@ -105,7 +105,6 @@ class _Underway:
 
     item: Planned
     told: list[TrialRecord]
-    seconds: float = 0.0
 
     def is_through(self) -> bool:
         """True when there is nothing more to run of it."""
@@ -197,10 +196,10 @@ class RunLoop:
         item = trial.item
         self.progress.turn(item.label, item.num_tokens, 1 / item.num_turns)
         started_s = self.clock()
-        trial.told.append(_failed(item.row, broken) if broken else self._attempt(trial))
+        record = _failed(item.row, broken) if broken else self._attempt(trial)
         seconds = self.clock() - started_s
-        trial.seconds += seconds
-        if trial.told[-1].trial.status == "done":
+        trial.told.append(replace(record, trial=replace(record.trial, turns_s=seconds)))
+        if record.trial.status == "done":
             self.time_left.record(item.key, item.weight, seconds)
         else:
             turns = item.num_turns - len(trial.told) + 1
@@ -214,7 +213,8 @@ class RunLoop:
             kept = [row for row in self._unsaved if row.trial_id != record.trial.trial_id]
             self._unsaved, self._saved_s = [], self.clock()
             self._save(self.store.record_trial(record, conditions, kept))
-        self.progress.done(item.label, _told(record), trial.seconds, self.time_left.estimate())
+        seconds = record.trial.turns_s or 0.0
+        self.progress.done(item.label, _told(record), seconds, self.time_left.estimate())
         is_done = record.trial.status == "done"
         return [Finished(item.trial.pair, record.trial)] if is_done else []
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 _DONE = """
     SELECT t.trial_id, m.name AS model, w.name AS workload, c.name AS cell, c.max_rows, t.tokens,
-        86400.0 * (julianday(t.finished_at) - julianday(t.started_at)) AS seconds
+        COALESCE(
+            t.turns_s, 86400.0 * (julianday(t.finished_at) - julianday(t.started_at))
+        ) AS seconds
     FROM trials AS t
     JOIN models AS m ON m.key = t.model
     JOIN workloads AS w ON w.content_hash = t.workload

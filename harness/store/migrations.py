@@ -338,10 +338,12 @@ CREATE TABLE turns (
     record TEXT NOT NULL,
     PRIMARY KEY (trial_id, attempt, turn)
 ) STRICT;
+
+ALTER TABLE trials ADD COLUMN turns_s REAL;
 """
 
 
 @migrations()
 def m010_turns(db: Database) -> None:
-    """Add what trials saw that are under way."""
+    """Add what trials saw that are under way, and how long all turns of one took."""
     _run_each(db, _TURNS)

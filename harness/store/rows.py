@@ -181,7 +181,10 @@ class TrialRow:
         reason: why it was skipped or failed, one line.
         failed_before: why each earlier attempt at it failed, oldest first; all else in the row is
             of the last attempt alone.
-        wall_s: first submission to last finish of the measured requests.
+        started_at, finished_at: of its first and its last turn; other trials ran between them.
+        turns_s: all its turns, with what was not measured in them; None in runs of fm without
+            turns, where nothing ran in between.
+        wall_s: first submission to last finish of the measured requests, summed over its turns.
         tokens: emitted tokens of the measured requests.
         aggregate_tokens, aggregate_s: tokens committed by decode steps at full occupancy, and the
             time of those steps (prefill and drain excluded).
@@ -213,6 +216,7 @@ class TrialRow:
     failed_before: tuple[str, ...] = ()
     started_at: str | None = None
     finished_at: str | None = None
+    turns_s: float | None = None
     wall_s: float | None = None
     tokens: int | None = None
     aggregate_tokens: int | None = None

@@ -10,6 +10,7 @@ from harness.store.rows import AcceptRow, RequestRow, TrialRecord
 from harness.trials.record import common_lane
 
 SUMS = (
+    "turns_s",
     "wall_s",
     "tokens",
     "aggregate_tokens",

@@ -51,11 +51,9 @@ def seen(data: RunData) -> Any:
     """All that a run observed, without its ids and instants."""
     trials = {row.trial_id: (row.model, row.workload, row.cell, row.block) for row in data.trials}
     bare = {"trial_id": "", "run_id": ""}
+    instants = dict.fromkeys(("started_at", "finished_at", "turns_s"))
     return (
-        sorted(
-            (trials[row.trial_id], replace(row, **bare, started_at=None, finished_at=None))
-            for row in data.trials
-        ),
+        sorted((trials[row.trial_id], replace(row, **bare, **instants)) for row in data.trials),
         Counter((trials[row.trial_id], str(replace(row, trial_id=""))) for row in data.requests),
         Counter((trials[row.trial_id], str(replace(row, trial_id=""))) for row in data.divergences),
         Counter((trials[row.trial_id], str(replace(row, trial_id=""))) for row in data.laws),

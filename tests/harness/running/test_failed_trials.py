@@ -102,7 +102,13 @@ def seen(data: RunData) -> object:
     return (
         [
             replace(
-                row, trial_id="", run_id="", started_at=None, finished_at=None, failed_before=()
+                row,
+                trial_id="",
+                run_id="",
+                started_at=None,
+                finished_at=None,
+                turns_s=None,
+                failed_before=(),
             )
             for row in data.trials
         ],

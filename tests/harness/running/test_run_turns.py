@@ -124,3 +124,12 @@ def test_turns_are_kept_in_a_file_while_the_database_takes_nothing(tmp_path: Pat
         assert locked.go(second).ending == "finished"
         assert not set(first.turns) & set(second.turns)
         assert len(first.turns + second.turns) == 15
+
+
+def test_a_trial_took_the_time_of_its_own_turns(tmp_path: Path) -> None:
+    """From its first turn to its last other trials ran too; `fm plan` reckons with its own."""
+    bench = begin(tmp_path)
+    bench.go(Scripted(speeds={"serial": 10.0, "serial+spec": 20.0, "batch2": 40.0}))
+    assert {trial.turns_s for trial in bench.data.trials} == {10.0, 20.0, 40.0}
+    took = {past.cell: past.seconds for past in bench.store.past_cells(bench.run_id)}
+    assert took == {"serial": 30.0, "serial+spec": 60.0, "batch2": 120.0}
