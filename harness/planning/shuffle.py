@@ -35,25 +35,36 @@ def turns_of_blocks(
     """Return, for each block and item, the places of the item's turns in the block's sequence.
 
     A block is as many passes over the items as any of them has turns. An item with fewer sits
-    passes out, evenly spread. Passes are each other's mirror images within a block; one that is
-    left over has its mirror image in another block.
+    passes out, evenly spread. Passes are each other's mirror images within a block, the last one of
+    the first; one that is left over has its mirror image in another block, and so has the first.
 
     Args:
         num_turns: of each item in every block, at least 1.
         seed: as for mirrored_orders.
     """
-    leftovers = mirrored_orders(len(num_turns), num_blocks, seed)
+    leading = mirrored_orders(len(num_turns), num_blocks, seed)
+    leftover = mirrored_orders(len(num_turns), num_blocks, f"{seed}/leftover")
     return tuple(
-        _places(_passes(max(num_turns), leftover, f"{seed}/{block}"), num_turns)
-        for block, leftover in enumerate(leftovers)
+        _places(_passes(max(num_turns), leads, left, f"{seed}/{block}"), num_turns)
+        for block, (leads, left) in enumerate(zip(leading, leftover, strict=True))
     )
 
 
-def _passes(number: int, leftover: tuple[int, ...], seed: str) -> list[tuple[int, ...]]:
-    """Return the orders of a block's passes; of an odd number, the one in the middle is given."""
-    half = number // 2
-    orders = list(mirrored_orders(len(leftover), 2 * half, seed))
-    return orders if number % 2 == 0 else [*orders[:half], leftover, *orders[half:]]
+def _passes(
+    number: int, leads: tuple[int, ...], left: tuple[int, ...], seed: str
+) -> list[tuple[int, ...]]:
+    """Return the orders of a block's passes.
+
+    Args:
+        leads: the first one.
+        left: the one in the middle of an odd number.
+    """
+    if number == 1:
+        return [leads]
+    half = (number - 2) // 2
+    inner = list(mirrored_orders(len(leads), 2 * half, seed))
+    middle = [left] if number % 2 else []
+    return [leads, *inner[:half], *middle, *inner[half:], leads[::-1]]
 
 
 def _places(

@@ -64,7 +64,7 @@ def held(moment: str, num_trials: int) -> tuple[str, ...]:
     """Return the command `fm`, which says `held` and stands still in a run, to be ended there.
 
     Args:
-        moment: `trial` before a trial begins, `tokens` as its first ones come.
+        moment: `turn` before a turn of a trial begins, `tokens` as its first ones come.
         num_trials: how many are done then.
     """
     return (sys.executable, "-P", "-c", HELD, moment, str(num_trials))

@@ -291,7 +291,7 @@ def test_a_run_of_two_sides_that_was_killed_goes_on_and_counts_no_trial_twice(
     amounts = ("--blocks", "2", "--prompts", "1", "--max-tokens", "8", "--base", "HEAD")
     environment = {**os.environ, "PYTHONPATH": str(copy.root)}
     child = subprocess.Popen(
-        [*held("trial", 1), *command, *chosen, *amounts],
+        [*held("turn", 1), *command, *chosen, *amounts],
         cwd=tmp_path,
         env=environment,
         stderr=subprocess.PIPE,

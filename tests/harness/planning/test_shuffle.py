@@ -71,6 +71,16 @@ def test_a_steady_drift_cancels_within_a_block_of_several_passes(
         assert max(sums) - min(sums) <= (num_items - 1) * (passes % 2)
 
 
+@given(ITEMS, st.integers(1, 9), BLOCKS, SEEDS)
+def test_first_turns_have_early_and_late_places_alike(
+    num_items: int, passes: int, num_blocks: int, seed: str
+) -> None:
+    blocks = turns_of_blocks([passes] * num_items, num_blocks, seed)
+    sums = [sum(places[item][0] for places in blocks) for item in range(num_items)]
+    # One block of an odd number has no mirror image.
+    assert max(sums) - min(sums) <= (num_items - 1) * (num_blocks % 2)
+
+
 @given(ITEMS, st.integers(1, 12), st.integers(1, 12), SEEDS)
 def test_no_item_waits_longer_than_two_passes_for_its_next_turn(
     num_items: int, most: int, fewer: int, seed: str
