@@ -36,13 +36,18 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One trial: prompts as ids, and how to run them."""
+    """One turn of a trial: prompts as ids, and how to run them.
+
+    Args:
+        is_first: of its trial; mlx's cache of freed buffers is emptied before it.
+    """
 
     mode: str
     prompts: list[list[int]]
     max_tokens: int
     rows: int
     num_draft_tokens: int
+    is_first: bool
 
 
 @dataclass(slots=True)
@@ -160,7 +165,9 @@ def _run(peer: Peer, command: dict[str, Any]) -> dict[str, Any]:
 
     work = Work(**command["work"])
     modes = {"serial": peer.serial, "batch": peer.batch, "spec": peer.spec}
-    mx.clear_cache()
+    if work.is_first:
+        # As for our engines: filling the cache again is in the time of the next first token.
+        mx.clear_cache()
     mx.reset_peak_memory()
     with RssSampler() as rss:
         outcome = modes[work.mode](work)

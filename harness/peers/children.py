@@ -157,10 +157,10 @@ class Peers:
         process = self._started(work.model)
         cell, key = job.cell, (job.cell.name, job.workload.name)
         if key not in self.warm:
-            process.ask(_command(cell, work.warm_up, WARM_UP_TOKENS), timeout_s(0))
+            process.ask(_command(cell, work.warm_up, WARM_UP_TOKENS, is_first=True), timeout_s(0))
             self.warm.add(key)
         limit_s = timeout_s(job.max_tokens * len(job.prompts))
-        command = _command(cell, work.prompts, job.max_tokens)
+        command = _command(cell, work.prompts, job.max_tokens, is_first=not job.turn)
         started_s = monotonic()
         try:
             answer = process.ask(command, limit_s)
@@ -185,7 +185,9 @@ class Peers:
         return self.processes[model]
 
 
-def _command(cell: Cell, prompts: Sequence[Sequence[int]], max_tokens: int) -> dict[str, Any]:
+def _command(
+    cell: Cell, prompts: Sequence[Sequence[int]], max_tokens: int, *, is_first: bool
+) -> dict[str, Any]:
     return {
         "work": {
             "mode": "spec" if cell.key.has("spec") else cell.key.lane,
@@ -193,6 +195,7 @@ def _command(cell: Cell, prompts: Sequence[Sequence[int]], max_tokens: int) -> d
             "max_tokens": max_tokens,
             "rows": cell.rows,
             "num_draft_tokens": cell.config.num_draft_tokens,
+            "is_first": is_first,
         }
     }
 

@@ -52,6 +52,7 @@ def work(mode: str, rows: int = 1, max_tokens: int = 12) -> dict[str, object]:
             "max_tokens": max_tokens,
             "rows": rows,
             "num_draft_tokens": 3,
+            "is_first": True,
         }
     }
 
