@@ -66,20 +66,31 @@ def observed(bench: Bench) -> object:
     return sorted(trials, key=str), requests
 
 
-def test_turns_that_a_kill_took_are_run_again_and_counted_once(tmp_path: Path) -> None:
+def is_through(target: Scripted, place: int, trial_id: str) -> bool:
+    """True where the trial has no turn behind this one and was stored."""
+    return trial_id in target.ran and all(name != trial_id for name, _ in target.turns[place + 1 :])
+
+
+@pytest.mark.parametrize("at_turn", [1, 2, 4, 7, 14])
+def test_turns_that_a_kill_took_are_run_again_and_counted_once(
+    tmp_path: Path, at_turn: int
+) -> None:
     bench, first, second = begin(tmp_path), Scripted(), Scripted()
 
     def die(job: TrialJob) -> None:
-        if len(first.turns) == 4:
+        if len(first.turns) == at_turn:
             raise KilledError
 
     first.before = die
     with pytest.raises(KilledError):
         bench.go(first)
     assert bench.go(second).ending == "finished"
-    again = set(first.turns) & set(second.turns)
-    done = set(first.ran)
-    assert again == {turn for turn in first.turns if turn[0] not in done}
+    # What was there when a trial was stored is kept in the same breath.
+    ends = [
+        place for place, (trial, _) in enumerate(first.turns) if is_through(first, place, trial)
+    ]
+    since = first.turns[ends[-1] + 1 :] if ends else first.turns
+    assert set(first.turns) & set(second.turns) == set(since)
     assert {trial.tokens for trial in bench.data.trials} == {8}
     assert Counter(row.trial_id for row in bench.data.requests).most_common()[-1][1] == 2
 
