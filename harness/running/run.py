@@ -235,7 +235,7 @@ class RunLoop:
 
     def _keep_turns(self) -> SaveOutcome:
         unsaved, self._unsaved, self._saved_s = self._unsaved, [], self.clock()
-        return self.store.record_turns(unsaved)
+        return self.store.record_turns(unsaved) if unsaved else SaveOutcome(saved=True)
 
     def _open(self, model: str) -> str:
         """Return why the model cannot be opened, "" when it is open."""

@@ -137,6 +137,32 @@ def test_turns_are_kept_in_a_file_while_the_database_takes_nothing(tmp_path: Pat
         assert len(first.turns + second.turns) == 15
 
 
+@pytest.mark.parametrize("at_turn", [0, 1])
+def test_ctrl_c_on_a_locked_database_keeps_what_there_is_in_a_file(
+    tmp_path: Path, at_turn: int
+) -> None:
+    bench, target = begin(tmp_path), Scripted()
+    bench.store.close()
+
+    def stop(job: TrialJob) -> None:
+        if len(target.turns) == at_turn:
+            raw.execute("BEGIN EXCLUSIVE")
+            raise KeyboardInterrupt
+
+    target.before = stop
+    with (
+        closing(sqlite3.connect(tmp_path / "fm.db", isolation_level=None)) as raw,
+        EvalStore.open(tmp_path / "fm.db", lock_wait_s=0.1) as store,
+    ):
+        locked = Bench(store, bench.matrix, bench.models, store.resume_run(bench.run_id).run_id)
+        assert locked.go(target).ending == "interrupted"
+        raw.execute("ROLLBACK")
+        lines = [line for path in store.spool_files() for line in path.read_text().splitlines()]
+        assert len(lines) == at_turn
+        store.resume_run(bench.run_id)
+        assert len(store.turns(bench.run_id)) == at_turn
+
+
 def test_a_trial_took_the_time_of_its_own_turns(tmp_path: Path) -> None:
     """From its first turn to its last other trials ran too; `fm plan` reckons with its own."""
     bench = begin(tmp_path)
