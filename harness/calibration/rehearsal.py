@@ -28,7 +28,9 @@ class Unseen:
     def begin(self, seconds_left: float | None, num_trials: int) -> None:
         """Show nothing."""
 
-    def turn(self, label: str, planned_tokens: int, share: float) -> None:
+    def turn(
+        self, label: str, planned_tokens: int, share: float, seconds_left: float | None
+    ) -> None:
         """Show nothing."""
 
     def tokens(self, count: int) -> None:

@@ -11,6 +11,9 @@ from harness.trials.clock import Clock, monotonic
 REDRAWN_S = 0.5
 """Between two drawings of the bar."""
 
+UNTOLD_S = 30.0
+"""After so long without a line plain progress has one."""
+
 Key = tuple[str, ...]
 """What takes about the same time for the same weight, such as the trials of one cell."""
 
@@ -26,7 +29,9 @@ class Progress(Protocol):
         """The run starts with this many trials to do."""
         ...
 
-    def turn(self, label: str, planned_tokens: int, share: float) -> None:
+    def turn(
+        self, label: str, planned_tokens: int, share: float, seconds_left: float | None
+    ) -> None:
         """A turn of a trial starts, which is this share of the trial."""
         ...
 
@@ -104,18 +109,27 @@ def duration(seconds: float) -> str:
 
 
 class LineProgress:
-    """One plain line for each finished trial, for pipes and `--quiet`."""
+    """One plain line for each finished trial, for pipes and `--quiet`, and some while none ends."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, clock: Clock = monotonic) -> None:
         self._stream = stream
+        self._clock = clock
         self._done = self._total = 0
+        self._turned = 0.0
+        self._told_s = clock()
 
     def begin(self, seconds_left: float | None, num_trials: int) -> None:
         """Remember how many there are."""
         self._total = num_trials
 
-    def turn(self, label: str, planned_tokens: int, share: float) -> None:
-        """Show nothing: a line a turn would be noise."""
+    def turn(
+        self, label: str, planned_tokens: int, share: float, seconds_left: float | None
+    ) -> None:
+        """Print how far the run is where no line came for a while: trials of a block end late."""
+        if self._clock() - self._told_s >= UNTOLD_S and self._turned:
+            through = f"{100 * self._turned / max(1, self._total):.0f} %"
+            self.note(f"{self._done}/{self._total} {through} through, {spoken(seconds_left)}")
+        self._turned += share
 
     def tokens(self, count: int) -> None:
         """Show nothing."""
@@ -130,6 +144,7 @@ class LineProgress:
         """Print it."""
         self._stream.write(f"{line}\n")
         self._stream.flush()
+        self._told_s = self._clock()
 
     def close(self) -> None:
         """Nothing to clean up."""
@@ -168,14 +183,17 @@ class BarProgress:
         self._bar.update(self._task, total=num_trials, left=spoken(seconds_left))
         self._bar.start()
 
-    def turn(self, label: str, planned_tokens: int, share: float) -> None:
+    def turn(
+        self, label: str, planned_tokens: int, share: float, seconds_left: float | None
+    ) -> None:
         """Name the trial; the bar stands where the turns before this one have brought it."""
         self._done += self._share
         self._planned, self._emitted, self._due_s = planned_tokens, 0, 0.0
         self._share = share
         room = max(LEAST_LABEL, self._bar.console.width - BESIDE_LABEL)
         short = label if len(label) <= room else f"…{label[1 - room :]}"
-        self._bar.update(self._task, description=short, completed=self._done, speed="")
+        left = spoken(seconds_left)
+        self._bar.update(self._task, description=short, completed=self._done, speed="", left=left)
 
     def tokens(self, count: int) -> None:
         """Count tokens in the bar's text."""

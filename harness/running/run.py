@@ -194,7 +194,8 @@ class RunLoop:
 
     def _take_turn(self, trial: _Underway, broken: str) -> None:
         item = trial.item
-        self.progress.turn(item.label, item.num_tokens, 1 / item.num_turns)
+        left = self.time_left.estimate()
+        self.progress.turn(item.label, item.num_tokens, 1 / item.num_turns, left)
         started_s = self.clock()
         record = _failed(item.row, broken) if broken else self._attempt(trial)
         seconds = self.clock() - started_s
