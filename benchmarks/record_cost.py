@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 
 from harness.store import (
@@ -97,7 +96,7 @@ def store_again(data: RunData, path: Path) -> list[Cost]:
     with EvalStore.open(path) as store:
         store.begin_run(plan)
         for trial in data.trials:
-            if trial.status != "done" or not (trial.started_at and trial.finished_at):
+            if trial.status != "done" or trial.turns_s is None:
                 continue
             record = TrialRecord(
                 trial=trial,
@@ -109,10 +108,7 @@ def store_again(data: RunData, path: Path) -> list[Cost]:
             save = store.record_trial(record, [sample])
             stored_s = time.perf_counter() - start
             assert save.saved
-            took = datetime.fromisoformat(trial.finished_at) - datetime.fromisoformat(
-                trial.started_at
-            )
-            costs.append(Cost(trial, stored_s, took.total_seconds()))
+            costs.append(Cost(trial, stored_s, trial.turns_s))
     return costs
 
 

@@ -1,7 +1,7 @@
 """The verdict chain on made-up speeds: how often it invents a difference, how often it finds one.
 
 A session is what a run is to its report: blocks in their mirrored orders, a machine that disturbs
-trial after trial, the baseline twice in each block. Orders, ratios, noise floor and verdicts come
+turn after turn, the baseline twice in each block. Orders, ratios, noise floor and verdicts come
 from the modules that serve real runs; only the speeds are drawn.
 """
 

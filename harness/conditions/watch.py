@@ -1,6 +1,6 @@
 """A watch over the machine during one run: a sample before it, samples in the background.
 
-The thread only reads and keeps; the run loop takes what was kept to the database between trials, so
+The thread only reads and keeps; the run loop takes what was kept to the database between turns, so
 that nothing is written while something is measured.
 """
 

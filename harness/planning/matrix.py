@@ -47,7 +47,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedTrial:
-    """One pair in one block, in turns of one wave of requests.
+    """One pair in one block, in turns of one wave of requests, or in one of all its waves.
 
     Args:
         order: 0-based place of its first turn among those of the block's trials.
@@ -64,8 +64,8 @@ class PlannedTrial:
 
     def prompts_of(self, turn: int) -> tuple[Prompt, ...]:
         """Return what it is asked in one of its turns."""
-        rows = self.pair.cell.rows
-        return self.prompts[turn * rows : (turn + 1) * rows]
+        size = len(self.prompts) // len(self.places)
+        return self.prompts[turn * size : (turn + 1) * size]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,12 +141,20 @@ class Matrix:
                 )
 
     def _num_turns(self, pair: Pair) -> int:
+        """Return in how many turns a trial answers its prompts.
+
+        One that caches prefixes is run in one go: what it finds must be its own, whichever other
+        trials share an engine and the bytes of its cache, and wherever a run was gone on with.
+        """
+        return 1 if pair.cell.config.prefix_cache_bytes else self._num_waves(pair)
+
+    def _num_waves(self, pair: Pair) -> int:
         """Return in how many waves a trial answers its prompts."""
         return -(-self.choices.amounts().prompts // pair.cell.rows)
 
     def _prompts(self, prompts: Sequence[Prompt], pair: Pair, block: int) -> tuple[Prompt, ...]:
         """Return what a cell is asked in a block, of all in the run's order."""
-        count = self._num_turns(pair) * pair.cell.rows
+        count = self._num_waves(pair) * pair.cell.rows
         start = block * self.choices.amounts().prompts
         return tuple(prompts[(start + place) % len(prompts)] for place in range(count))
 

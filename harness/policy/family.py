@@ -12,7 +12,7 @@ of these two trials together. The largest of all
 statistics over many such draws is what chance can do (Westfall and Young, Resampling-Based Multiple
 Testing, 1993). No law of the noise is assumed, and no equal noise. Log-ratios are cut at a few
 times their usual size, the same in the run and in the draws, so that an outlier hides little. That
-blocks run in pairs of opposite order makes a steady drift cancel in the run and not in the draws:
+passes run in pairs of opposite order makes a steady drift cancel in the run and not in the draws:
 it costs power and no error.
 
 Ranks cell by cell could never decide: 7 blocks give no p below 1/128, and 24 cells at 5 % need

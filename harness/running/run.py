@@ -16,7 +16,7 @@ from typing import Literal
 
 from engine.errors import FmError, bug_line
 from harness.planning.matrix import PlannedTrial
-from harness.running.interrupts import interruptible, uninterrupted
+from harness.running.interrupts import interruptible, last_words, uninterrupted
 from harness.running.partings import Finished, find_partings, find_sampled
 from harness.running.progress import Progress, TimeLeft
 from harness.store import (
@@ -72,12 +72,12 @@ class Planned:
     @property
     def num_tokens(self) -> int:
         """Most tokens a turn can emit."""
-        return self.trial.pair.cell.rows * self.trial.pair.max_tokens
+        return len(self.trial.prompts_of(0)) * self.trial.pair.max_tokens
 
     @property
     def weight(self) -> float:
         """Expected time of a turn in unknown units: decode steps at most."""
-        return float(self.trial.pair.max_tokens)
+        return self.num_tokens / self.trial.pair.cell.rows
 
     @property
     def turns_left(self) -> int:
@@ -151,8 +151,9 @@ class RunLoop:
                     finished = known + self._run_group(key[0], group)
                     self._judge(key[0], finished)
         except KeyboardInterrupt:
-            with uninterrupted():
-                self._keep_turns()
+            # A signal that has struck is not struck again: what is left to do is to say so.
+            with last_words():
+                self._keep()
             return Outcome("interrupted")
         except _SpooledError as stop:
             return Outcome("spooled", stop.save)
@@ -232,11 +233,12 @@ class RunLoop:
                 )
             )
             if self.clock() - self._saved_s >= SAVED_EVERY_S:
-                self._save(self._keep_turns())
+                self._save(self._keep())
 
-    def _keep_turns(self) -> SaveOutcome:
+    def _keep(self) -> SaveOutcome:
+        """Keep turns together with what the machine did meanwhile: neither is kept without."""
         unsaved, self._unsaved, self._saved_s = self._unsaved, [], self.clock()
-        return self.store.record_turns(unsaved) if unsaved else SaveOutcome(saved=True)
+        return self.store.record_turns(unsaved, self.sampled())
 
     def _open(self, model: str) -> str:
         """Return why the model cannot be opened, "" when it is open."""

@@ -174,7 +174,7 @@ class TrialRow:
 
     Args:
         block: 0-based; every cell of a block runs the same prompts.
-        order_in_block: 0-based place in the shuffled order.
+        order_in_block: 0-based place of its first turn in the shuffled order.
         model: ModelRow.key.
         workload: WorkloadRow.content_hash.
         cell: CellRow.content_hash.

@@ -226,12 +226,19 @@ class EvalStore:
         samples = [("condition", encode(row)) for row in conditions]
         return self._record(record.trial.run_id, [*observed, *samples])
 
-    def record_turns(self, turns: Sequence[TurnRow]) -> SaveOutcome:
+    def record_turns(
+        self, turns: Sequence[TurnRow], conditions: Sequence[ConditionRow] = ()
+    ) -> SaveOutcome:
         """Keep turns of trials of the run that was begun or resumed last, until these are through.
 
         One of a trial that is through, or that is kept already, is left aside.
+
+        Args:
+            conditions: samples of the machine up to their end, in the same transaction.
         """
-        return self._record(self._run_id, _kept(turns))
+        samples = [("condition", encode(row)) for row in conditions]
+        observed = [*_kept(turns), *samples]
+        return self._record(self._run_id, observed) if observed else SaveOutcome(saved=True)
 
     def turns(self, run_id: str) -> tuple[TurnRow, ...]:
         """Return the turns of a run's trials that are not through, those of a trial in order."""

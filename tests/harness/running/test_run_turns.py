@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import os
+import signal
 import sqlite3
 from collections import Counter
 from contextlib import closing
@@ -11,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ModelError
-from harness.running.run import SAVED_EVERY_S
-from harness.store import (
-    EvalStore,
-)
+from harness.running.plan_rows import pending_trials
+from harness.running.progress import LineProgress
+from harness.running.run import SAVED_EVERY_S, RunLoop
+from harness.store import ConditionRow, EvalStore, utc_now
 from harness.trials.target import TrialJob
-from tests.harness.running.bench import Bench, begin
+from tests.harness.running.bench import CHOICES, Bench, begin, condition, matrix_of
 from tests.harness.scripted import Scripted
 
 
@@ -170,3 +173,56 @@ def test_a_trial_took_the_time_of_its_own_turns(tmp_path: Path) -> None:
     assert {trial.turns_s for trial in bench.data.trials} == {10.0, 20.0, 40.0}
     took = {past.cell: past.seconds for past in bench.store.past_cells(bench.run_id)}
     assert took == {"serial": 30.0, "serial+spec": 60.0, "batch2": 120.0}
+
+
+@pytest.mark.parametrize("at_turn", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("ending", ["kill", "signal"])
+def test_samples_of_the_machine_are_kept_with_the_turns_they_are_of(
+    tmp_path: Path, ending: str, at_turn: int
+) -> None:
+    """A neighbour that slowed turns which are kept is not forgotten with the process."""
+    bench = begin(tmp_path)
+    waiting: list[ConditionRow] = []
+    target = Scripted(speeds=dict.fromkeys(("serial", "serial+spec", "batch2"), 50.0))
+
+    def sample(_job: TrialJob) -> None:
+        if len(target.turns) == at_turn:
+            if ending == "kill":
+                raise KilledError
+            os.kill(os.getpid(), signal.SIGINT)
+        row = ConditionRow(run_id=bench.run_id, sampled_at=utc_now(), phase="running")
+        waiting.append(replace(row, others_cores=float(len(target.turns))))
+
+    def take() -> list[ConditionRow]:
+        taken, waiting[:] = list(waiting), []
+        return taken
+
+    target.before = sample
+    loop = RunLoop(
+        store=bench.store,
+        target=target,
+        progress=LineProgress(io.StringIO()),
+        observe=condition,
+        clock=target.clock,
+        sampled=take,
+    )
+    stored = bench.store.load_plan(bench.run_id)
+    planned = pending_trials(bench.matrix, stored, bench.models)
+    if ending == "kill":
+        with pytest.raises(KilledError):
+            loop.run(planned, [])
+    else:
+        assert loop.run(planned, []).ending == "interrupted"
+    kept = [row.others_cores for row in bench.data.conditions if row.phase == "running"]
+    assert sorted(kept) == list(range(at_turn))
+
+
+def test_a_trial_that_caches_prefixes_runs_in_one_go() -> None:
+    choices = replace(CHOICES, cells=("serial@prefix_cache_bytes=1000000", "batch2"), prompts=4)
+    turns = {
+        trial.pair.cell.name: (len(trial.places), len(trial.prompts), len(trial.prompts_of(0)))
+        for trial in matrix_of(choices).trials()
+    }
+    assert turns["serial"] == (4, 4, 1)
+    assert turns["batch2"] == (2, 4, 2)
+    assert turns["serial@prefix_cache_bytes=1000000"] == (1, 4, 4)
