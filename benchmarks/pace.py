@@ -14,26 +14,16 @@ import sys
 import time
 from statistics import correlation, fmean, stdev
 
+from process_bias import PROMPT, reply_rate
+
 import engine  # noqa: F401  # before mlx, for the BLAS
 from engine.config import EngineConfig
 from engine.loop import Engine
 from engine.models.load import load_model
-from engine.request import Request
 
 TOKENS = 100
-PROMPT = "The river rises in the hills and runs down to the sea. " * 4
 ROUNDS = 60_000
 PARTS = 10
-
-
-def reply_rate(opened: Engine, prompt_ids: tuple[int, ...]) -> float:
-    """Decode one reply; returns tokens a second from the first to the last."""
-    opened.submit(Request(prompt_ids=prompt_ids, max_tokens=TOKENS, ignore_eos=True))
-    instants: list[float] = []
-    while opened.has_work:
-        told = opened.step()
-        instants += [time.perf_counter()] * len(told)
-    return (len(instants) - 1) / (instants[-1] - instants[0])
 
 
 def loop_rate() -> float:
@@ -49,8 +39,8 @@ def main(replies: int = 120, name: str = "smollm2-135m") -> None:
     opened = Engine(load_model(name), EngineConfig())
     ids = tuple(opened.model.tokenizer.encode(PROMPT, add_special_tokens=True))
     for _ in range(5):
-        reply_rate(opened, ids)
-    seen = [(reply_rate(opened, ids), loop_rate()) for _ in range(replies)]
+        reply_rate(opened, ids, TOKENS)
+    seen = [(reply_rate(opened, ids, TOKENS), loop_rate()) for _ in range(replies)]
     print(f"{'part':>4} {'reply, tok/s':>13} {'loop, M/s':>10}")
     size = max(1, replies // PARTS)
     for start in range(0, replies, size):

@@ -40,9 +40,9 @@ def child(name: str) -> None:
         print(json.dumps({"rate": reply_rate(opened, ids)}), flush=True)
 
 
-def reply_rate(opened: Engine, prompt_ids: tuple[int, ...]) -> float:
+def reply_rate(opened: Engine, prompt_ids: tuple[int, ...], tokens: int = TOKENS) -> float:
     """Decode one reply; returns tokens a second from the first to the last."""
-    opened.submit(Request(prompt_ids=prompt_ids, max_tokens=TOKENS, ignore_eos=True))
+    opened.submit(Request(prompt_ids=prompt_ids, max_tokens=tokens, ignore_eos=True))
     instants: list[float] = []
     while opened.has_work:
         told = opened.step()

@@ -69,7 +69,8 @@ class Side:
 
     def _begin(self, command: Command) -> Mapping[str, Any]:
         self._target = target_of(command["target"], lambda line: self._say({"note": line}))
-        return {"protocol": PROTOCOL, "root": str(Path(harness.__file__).resolve().parents[1])}
+        root = str(Path(harness.__file__).resolve().parents[1])
+        return {"protocol": PROTOCOL, "root": root, "takes_turns": True}
 
     def _learn(self, command: Command) -> Mapping[str, Any]:
         workload = forms.workload_from(command["workload"])

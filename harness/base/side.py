@@ -65,6 +65,7 @@ class SideProcess:
         try:
             begun = self.ask({"do": "begin", "target": target}, OPEN_TIMEOUT_S)
             self._check_code(begun, root)
+            self.takes_turns = bool(begun.get("takes_turns"))
         except BaseException:
             self.close()
             raise
@@ -152,6 +153,11 @@ class Side:
         """The child's process id, None before it was started."""
         return None if self._process is None else self._process.pid
 
+    @property
+    def takes_turns(self) -> bool:
+        """False where the child's code knows of no turns: it begins each as it begins a trial."""
+        return self._process is None or self._process.takes_turns
+
     def open(self, model: str) -> ModelRow:
         """Open a model in the child; what is open already stays open."""
         if self._row is None or model != self._model or not self._is_alive():
@@ -167,7 +173,7 @@ class Side:
         self._started().ask(command, OPEN_TIMEOUT_S)
 
     def run(self, job: TrialJob, on_tokens: OnTokens) -> TrialRecord:
-        """Run a trial in the child, which is started again where it was lost."""
+        """Run a turn in the child, which is started again where it was lost."""
         if not self._is_alive():
             self.open(self._model)
         self._teach(job.workload)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from engine.errors import FmError
 from harness.cells.cell import Cell
@@ -11,6 +12,15 @@ from harness.cells.name import BASE
 from harness.store.rows import DivergenceRow, LawRow, ModelRow, TrialRecord
 from harness.trials.target import CannotRunError, OnTokens, Parting, SampledReply, Target, TrialJob
 from harness.workloads.workload import Workload
+
+
+class SideTarget(Target, Protocol):
+    """A target whose code may be older or newer than this."""
+
+    @property
+    def takes_turns(self) -> bool:
+        """False where it begins every turn as it begins a trial."""
+        ...
 
 
 @dataclass(slots=True)
@@ -22,8 +32,8 @@ class TwoSides:
         base: runs their twins.
     """
 
-    head: Target
-    base: Target
+    head: SideTarget
+    base: SideTarget
     _unlike: str = field(default="", init=False)
 
     def open(self, model: str) -> ModelRow:
@@ -48,7 +58,9 @@ class TwoSides:
             raise CannotRunError(f"the base cannot run it: {error}") from error
 
     def run(self, job: TrialJob, on_tokens: OnTokens) -> TrialRecord:
-        """Run a trial on its side."""
+        """Run a turn of a trial on its side, and begin it as both sides can."""
+        if not (self.head.takes_turns and self.base.takes_turns):
+            job = replace(job, turn=0, wants_replay=True)
         return self._side(job.cell).run(job, on_tokens)
 
     def judge(self, parting: Parting) -> Sequence[DivergenceRow]:
@@ -66,7 +78,7 @@ class TwoSides:
         finally:
             self.base.close()
 
-    def _side(self, cell: Cell) -> Target:
+    def _side(self, cell: Cell) -> SideTarget:
         return self.base if cell.key.side == BASE else self.head
 
 

@@ -13,7 +13,7 @@ from harness.planning.matrix import Matrix, plan_matrix
 from harness.report import RunReport, build_report
 from harness.resources import cells_dir
 from harness.running.plan_rows import plan_trials, run_plan, settings_of
-from harness.running.progress import Progress
+from harness.running.progress import Progress, Standing
 from harness.running.run import RunLoop
 from harness.store import ConditionRow, EvalStore, RunRow, TrialRow, new_id, utc_now
 from harness.trials.target import Target
@@ -28,15 +28,13 @@ class Unseen:
     def begin(self, seconds_left: float | None, num_trials: int) -> None:
         """Show nothing."""
 
-    def turn(
-        self, label: str, planned_tokens: int, share: float, seconds_left: float | None
-    ) -> None:
+    def turn(self, label: str, planned_tokens: int, share: float, standing: Standing) -> None:
         """Show nothing."""
 
     def tokens(self, count: int) -> None:
         """Show nothing."""
 
-    def done(self, label: str, outcome: str, seconds: float, seconds_left: float | None) -> None:
+    def done(self, label: str, outcome: str, seconds: float, standing: Standing) -> None:
         """Show nothing."""
 
     def note(self, line: str) -> None:

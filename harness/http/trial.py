@@ -1,4 +1,4 @@
-"""One trial over HTTP: bodies out, streams in, the rows that a trial in this process gives."""
+"""A turn of a trial over HTTP: bodies out, streams in, the rows that one in this process gives."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Telemetry(Protocol):
     """What a server tells of itself beside its replies."""
 
     def begin(self) -> None:
-        """A measured trial starts."""
+        """A measured turn starts."""
         ...
 
     def sums(self, rows: int) -> StepTally | None:
@@ -119,7 +119,7 @@ class HttpServer:
         return self._enforces_schema
 
     def run(self, job: TrialJob, on_tokens: OnTokens) -> TrialRecord:
-        """Run a trial in waves; a server that was lost in it makes it a failed one, with its rows.
+        """Run a turn in waves; a server that was lost in it makes it a failed one, with its rows.
 
         Raises:
             ServerError: the warm-up failed.

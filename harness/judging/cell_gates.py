@@ -200,7 +200,9 @@ class Law:
     chosen: Portions[Reply] = field(default_factory=Portions)
 
     def see(self, trial: TrialRow, replies: Sequence[Reply], beside: Beside) -> None:
-        """Choose which draws are judged."""
+        """Choose which draws are judged: those of trials that are done, as the oracle has them."""
+        if trial.status != "done":
+            return
         for reply in replies:
             if promises_ids(self.acceptance, reply):
                 continue

@@ -46,7 +46,7 @@ class PeerCells:
             peer_model(_here(model), cell, self.folder_of)
 
     def run(self, job: TrialJob, model: LoadedModel | None, on_tokens: OnTokens) -> TrialRecord:
-        """Run one trial."""
+        """Run a turn of a trial."""
         if _is_server(job.cell):
             return self.servers.run(job, model, on_tokens)
         return self.children.run(job, peer_work(_here(model), job, self.folder_of), on_tokens)

@@ -133,7 +133,7 @@ def peer_model(model: LoadedModel, cell: Cell, folder_of: Callable[[str], Path])
 
 
 def peer_work(model: LoadedModel, job: TrialJob, folder_of: Callable[[str], Path]) -> PeerWork:
-    """Return a trial as a child gets it."""
+    """Return a turn as a child gets it."""
 
     def ids(prompts: Sequence[Prompt]) -> tuple[tuple[int, ...], ...]:
         return tuple(prompt_ids(model, job.workload, prompt) for prompt in prompts)
@@ -153,7 +153,7 @@ class Peers:
     warm: set[tuple[str, str]] = field(default_factory=set)
 
     def run(self, job: TrialJob, work: PeerWork, on_tokens: OnTokens) -> TrialRecord:
-        """Run one trial in a child; a warm-up goes before the first one of a cell on a workload."""
+        """Run a turn in a child; a warm-up goes before the first one of a cell on a workload."""
         process = self._started(work.model)
         cell, key = job.cell, (job.cell.name, job.workload.name)
         if key not in self.warm:

@@ -10,7 +10,7 @@ shares that time with them, one that answers all its prompts in one go has it al
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 
 def mirrored_orders(num_items: int, num_orders: int, seed: str) -> tuple[tuple[int, ...], ...]:
@@ -34,52 +34,40 @@ def turns_of_blocks(
 ) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """Return, for each block and item, the places of the item's turns in the block's sequence.
 
-    A block is as many passes over the items as any of them has turns. An item with fewer sits
-    passes out, evenly spread. Passes are each other's mirror images within a block, the last one of
-    the first; one that is left over has its mirror image in another block, and so has the first.
+    A block is a first half, of passes over the items, a pass in its middle, and the first half
+    backwards. An item has every second turn in the first half, spread evenly over its passes, and
+    an odd one in the middle. So the mean place of an item is the block's middle, whatever the
+    others have; only those in the middle pass need another block to cancel a drift, where that
+    pass has its mirror image, as every pass has.
 
     Args:
         num_turns: of each item in every block, at least 1.
         seed: as for mirrored_orders.
     """
-    leading = mirrored_orders(len(num_turns), num_blocks, seed)
-    leftover = mirrored_orders(len(num_turns), num_blocks, f"{seed}/leftover")
+    num_items, num_passes = len(num_turns), max(num_turns) // 2
+    middles = mirrored_orders(num_items, num_blocks, seed)
+    passes = [mirrored_orders(num_items, num_blocks, f"{seed}/{p}") for p in range(num_passes)]
     return tuple(
-        _places(_passes(max(num_turns), leads, left, f"{seed}/{block}"), num_turns)
-        for block, (leads, left) in enumerate(zip(leading, leftover, strict=True))
+        _places([orders[block] for orders in passes], middles[block], num_turns)
+        for block in range(num_blocks)
     )
 
 
-def _passes(
-    number: int, leads: tuple[int, ...], left: tuple[int, ...], seed: str
-) -> list[tuple[int, ...]]:
-    """Return the orders of a block's passes.
+def _places(
+    passes: Sequence[tuple[int, ...]], middle: tuple[int, ...], num_turns: Sequence[int]
+) -> tuple[tuple[int, ...], ...]:
+    """Return the places of each item in a block.
 
     Args:
-        leads: the first one.
-        left: the one in the middle of an odd number.
+        passes: the orders of its first half.
     """
-    if number == 1:
-        return [leads]
-    half = (number - 2) // 2
-    inner = list(mirrored_orders(len(leads), 2 * half, seed))
-    middle = [left] if number % 2 else []
-    return [leads, *inner[:half], *middle, *inner[half:], leads[::-1]]
-
-
-def _places(
-    passes: Sequence[tuple[int, ...]], num_turns: Sequence[int]
-) -> tuple[tuple[int, ...], ...]:
-    places: list[list[int]] = [[] for _ in num_turns]
-    for place, item in enumerate(_sequence(passes, num_turns)):
-        places[item].append(place)
-    return tuple(map(tuple, places))
-
-
-def _sequence(passes: Sequence[tuple[int, ...]], num_turns: Sequence[int]) -> Iterator[int]:
-    taking_part = [
-        {(2 * turn + 1) * len(passes) // (2 * turns) for turn in range(turns)}
+    taken = [
+        {(2 * turn + 1) * len(passes) // (2 * (turns // 2)) for turn in range(turns // 2)}
         for turns in num_turns
     ]
-    for number, order in enumerate(passes):
-        yield from (item for item in order if number in taking_part[item])
+    half = [item for number, order in enumerate(passes) for item in order if number in taken[item]]
+    sequence = [*half, *(item for item in middle if num_turns[item] % 2), *half[::-1]]
+    places: list[list[int]] = [[] for _ in num_turns]
+    for place, item in enumerate(sequence):
+        places[item].append(place)
+    return tuple(map(tuple, places))

@@ -108,13 +108,20 @@ def pending_trials(
     ]
 
 
-def going_on(planned: Sequence[Planned], turns: Sequence[TurnRow]) -> list[Planned]:
+def going_on(
+    planned: Sequence[Planned], turns: Sequence[TurnRow], whereabouts: str
+) -> list[Planned]:
     """Return trials with the turns that they are through with, each as far as none is missing.
 
     Args:
-        turns: of any trials of the run, those of a trial in order.
+        turns: of any trials of the run.
+        whereabouts: of this life of the run; a trial is of one machine and one code.
     """
-    kept = {(row.trial_id, row.attempt, row.turn): row for row in turns}
+    kept = {
+        (row.trial_id, row.attempt, row.turn): row
+        for row in turns
+        if row.whereabouts == whereabouts
+    }
     found = []
     for item in planned:
         row, told = item.row, []

@@ -22,6 +22,19 @@ BESIDE_LABEL = 50
 """Columns of the bar, its counts and the time left; a long label takes none of them."""
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a run is.
+
+    Args:
+        through: its trials that are over, and the share of those under way.
+        seconds_left: None while that is not known.
+    """
+
+    through: float
+    seconds_left: float | None
+
+
 class Progress(Protocol):
     """Told what the run is doing; shows it in some way."""
 
@@ -29,9 +42,7 @@ class Progress(Protocol):
         """The run starts with this many trials to do."""
         ...
 
-    def turn(
-        self, label: str, planned_tokens: int, share: float, seconds_left: float | None
-    ) -> None:
+    def turn(self, label: str, planned_tokens: int, share: float, standing: Standing) -> None:
         """A turn of a trial starts, which is this share of the trial."""
         ...
 
@@ -39,7 +50,7 @@ class Progress(Protocol):
         """The running turn emitted tokens; called between steps, so it must be quick."""
         ...
 
-    def done(self, label: str, outcome: str, seconds: float, seconds_left: float | None) -> None:
+    def done(self, label: str, outcome: str, seconds: float, standing: Standing) -> None:
         """A trial ended after turns of so many seconds in all; `outcome` is a few words."""
         ...
 
@@ -115,29 +126,26 @@ class LineProgress:
         self._stream = stream
         self._clock = clock
         self._done = self._total = 0
-        self._turned = 0.0
         self._told_s = clock()
 
     def begin(self, seconds_left: float | None, num_trials: int) -> None:
         """Remember how many there are."""
         self._total = num_trials
 
-    def turn(
-        self, label: str, planned_tokens: int, share: float, seconds_left: float | None
-    ) -> None:
+    def turn(self, label: str, planned_tokens: int, share: float, standing: Standing) -> None:
         """Print how far the run is where no line came for a while: trials of a block end late."""
-        if self._clock() - self._told_s >= UNTOLD_S and self._turned:
-            through = f"{100 * self._turned / max(1, self._total):.0f} %"
-            self.note(f"{self._done}/{self._total} {through} through, {spoken(seconds_left)}")
-        self._turned += share
+        if self._clock() - self._told_s >= UNTOLD_S:
+            share = standing.through / max(1, self._total)
+            left = spoken(standing.seconds_left)
+            self.note(f"{self._done}/{self._total} {100 * share:.0f} % through, {left}")
 
     def tokens(self, count: int) -> None:
         """Show nothing."""
 
-    def done(self, label: str, outcome: str, seconds: float, seconds_left: float | None) -> None:
+    def done(self, label: str, outcome: str, seconds: float, standing: Standing) -> None:
         """Print the line."""
         self._done += 1
-        left = f", {spoken(seconds_left)}" if self._done < self._total else ""
+        left = f", {spoken(standing.seconds_left)}" if self._done < self._total else ""
         self.note(f"{self._done}/{self._total} {label}: {outcome} in {seconds:.1f} s{left}")
 
     def note(self, line: str) -> None:
@@ -174,7 +182,7 @@ class BarProgress:
         )
         self._task = self._bar.add_task("", total=1, speed="", left="")
         self._planned = self._emitted = 0
-        self._done = self._share = 0.0
+        self._through = self._share = 0.0
         self._clock = clock
         self._due_s = 0.0
 
@@ -183,17 +191,14 @@ class BarProgress:
         self._bar.update(self._task, total=num_trials, left=spoken(seconds_left))
         self._bar.start()
 
-    def turn(
-        self, label: str, planned_tokens: int, share: float, seconds_left: float | None
-    ) -> None:
-        """Name the trial; the bar stands where the turns before this one have brought it."""
-        self._done += self._share
+    def turn(self, label: str, planned_tokens: int, share: float, standing: Standing) -> None:
+        """Name the trial."""
         self._planned, self._emitted, self._due_s = planned_tokens, 0, 0.0
-        self._share = share
+        self._through, self._share = standing.through, share
         room = max(LEAST_LABEL, self._bar.console.width - BESIDE_LABEL)
         short = label if len(label) <= room else f"…{label[1 - room :]}"
-        left = spoken(seconds_left)
-        self._bar.update(self._task, description=short, completed=self._done, speed="", left=left)
+        self._bar.update(self._task, description=short, speed="")
+        self._stand(standing)
 
     def tokens(self, count: int) -> None:
         """Count tokens in the bar's text."""
@@ -204,12 +209,15 @@ class BarProgress:
         self._due_s = now_s + REDRAWN_S
         share = self._share * min(1.0, self._emitted / max(1, self._planned))
         speed = f"{self._emitted}/{self._planned} tok"
-        self._bar.update(self._task, completed=self._done + share, speed=speed)
+        self._bar.update(self._task, completed=self._through + share, speed=speed)
 
-    def done(self, label: str, outcome: str, seconds: float, seconds_left: float | None) -> None:
+    def done(self, label: str, outcome: str, seconds: float, standing: Standing) -> None:
         """Move the bar on."""
-        self._done, self._share = self._done + self._share, 0.0
-        self._bar.update(self._task, completed=self._done, left=spoken(seconds_left))
+        self._stand(standing)
+
+    def _stand(self, standing: Standing) -> None:
+        left = spoken(standing.seconds_left)
+        self._bar.update(self._task, completed=standing.through, left=left)
 
     def note(self, line: str) -> None:
         """Print it above the bar."""

@@ -18,7 +18,7 @@ from engine.errors import FmError, bug_line
 from harness.planning.matrix import PlannedTrial
 from harness.running.interrupts import interruptible, last_words, uninterrupted
 from harness.running.partings import Finished, find_partings, find_sampled
-from harness.running.progress import Progress, TimeLeft
+from harness.running.progress import Progress, Standing, TimeLeft
 from harness.store import (
     ConditionRow,
     EvalStore,
@@ -34,8 +34,8 @@ from harness.trials.target import Target, TrialJob
 from harness.trials.turns import has_replay, joined
 
 SAVED_EVERY_S = 10.0
-"""After so long turns of trials that are not through are kept: what a kill may cost. Keeping each
-by itself would take 1 % of the time where one takes half a second."""
+"""After so long turns of trials that are not through are kept: what a kill may cost. Each by itself
+would be a write to the disk after every reply, on a GPU several a second."""
 
 Ending = Literal["finished", "interrupted", "spooled"]
 
@@ -119,6 +119,7 @@ class RunLoop:
     Args:
         observe: reads the machine's state for one trial; called outside any measured window.
         sampled: gives the samples that were taken in the background since its last call.
+        whereabouts: of this machine and code, kept with each turn.
     """
 
     store: EvalStore
@@ -128,6 +129,8 @@ class RunLoop:
     clock: Clock = monotonic
     time_left: TimeLeft = field(default_factory=TimeLeft)
     sampled: Callable[[], Sequence[ConditionRow]] = tuple
+    whereabouts: str = ""
+    _through: float = 0.0
     _unsaved: list[TurnRow] = field(default_factory=list)
     _saved_s: float = 0.0
 
@@ -140,6 +143,7 @@ class RunLoop:
         """
         for item in planned:
             self.time_left.expect(item.key, item.weight * item.turns_left)
+            self._through += len(item.told) / item.num_turns
         self._saved_s = self.clock()
         self.progress.begin(None, len(planned))
         try:
@@ -195,8 +199,8 @@ class RunLoop:
 
     def _take_turn(self, trial: _Underway, broken: str) -> None:
         item = trial.item
-        left = self.time_left.estimate()
-        self.progress.turn(item.label, item.num_tokens, 1 / item.num_turns, left)
+        share = 1 / item.num_turns
+        self.progress.turn(item.label, item.num_tokens, share, self._standing())
         started_s = self.clock()
         record = _failed(item.row, broken) if broken else self._attempt(trial)
         seconds = self.clock() - started_s
@@ -206,6 +210,8 @@ class RunLoop:
         else:
             turns = item.num_turns - len(trial.told) + 1
             self.time_left.drop(item.key, item.weight * turns)
+            share *= turns
+        self._through += share
 
     def _conclude(self, trial: _Underway) -> list[Finished]:
         """Store a trial that is through; return it when it ran to its end."""
@@ -216,9 +222,12 @@ class RunLoop:
             self._unsaved, self._saved_s = [], self.clock()
             self._save(self.store.record_trial(record, conditions, kept))
         seconds = record.trial.turns_s or 0.0
-        self.progress.done(item.label, _told(record), seconds, self.time_left.estimate())
+        self.progress.done(item.label, _told(record), seconds, self._standing())
         is_done = record.trial.status == "done"
         return [Finished(item.trial.pair, record.trial)] if is_done else []
+
+    def _standing(self) -> Standing:
+        return Standing(self._through, self.time_left.estimate())
 
     def _note_turn(self, trial: _Underway) -> None:
         """Keep what a turn of a trial saw that has further ones, together with others."""
@@ -229,6 +238,7 @@ class RunLoop:
                     trial_id=row.trial_id,
                     attempt=row.attempt,
                     turn=len(trial.told) - 1,
+                    whereabouts=self.whereabouts,
                     record=record_form(record),
                 )
             )

@@ -54,6 +54,7 @@ from harness.store import (
     RunPlan,
     RunRow,
     StoreError,
+    content_hash,
     new_id,
     utc_now,
 )
@@ -132,7 +133,6 @@ class Session:
                 store.resume_run(run.run_id)
                 stored = store.load_plan(run.run_id)
                 planned = pending_trials(matrix, stored, models, self._wanted(store, stored))
-                planned = going_on(planned, store.turns(run.run_id))
                 earlier = finished_trials(matrix, stored, models)
                 return self._through(
                     store, run.run_id, lambda: self._looped(store, run, planned, earlier, watched)
@@ -214,7 +214,9 @@ class Session:
     ) -> Outcome:
         watch = watched.watch
         self._tell(run, watched.before)
-        standing = {**watched.before.standing, **whereabouts(run.target)}
+        here = whereabouts(run.target)
+        planned = going_on(planned, store.turns(run.run_id), content_hash(here))
+        standing = {**watched.before.standing, **here}
         store.record_conditions([replace(watched.before, run_id=run.run_id, standing=standing)])
         watch.start(run.run_id)
         loop = RunLoop(
@@ -223,6 +225,7 @@ class Session:
             progress=self.progress,
             observe=lambda trial: watch.after(trial.trial_id),
             sampled=watch.take,
+            whereabouts=content_hash(here),
         )
         try:
             outcome = loop.run(planned, earlier)

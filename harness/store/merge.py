@@ -68,9 +68,11 @@ _FURTHER_THERE = f"""
         {_ATTEMPT_A} < {_ATTEMPT_B} OR {_ATTEMPT_A} = {_ATTEMPT_B} AND a.status = 'pending'
     )
 """
-_AS_FAR_IN_BOTH = f"""
+_MORE_TURNS_THERE = f"""
     SELECT a.trial_id FROM {_IN_BOTH}
     WHERE a.run_id = ? AND a.status = b.status AND {_ATTEMPT_A} = {_ATTEMPT_B}
+    AND (SELECT COUNT(*) FROM main.turns AS t WHERE t.trial_id = a.trial_id)
+        < (SELECT COUNT(*) FROM other.turns AS t WHERE t.trial_id = a.trial_id)
 """
 _TRIALS = "SELECT trial_id FROM other.trials WHERE run_id = ?"
 
@@ -164,8 +166,13 @@ def _take_finished_trials(raw: sqlite3.Connection, run_id: str) -> None:
 
 
 def _take_turns(raw: sqlite3.Connection, run_id: str) -> None:
-    """Take the turns of trials that have come as far here as there and are not through."""
-    _insert(raw, "turns", f"trial_id IN ({_AS_FAR_IN_BOTH})", run_id, "OR IGNORE")
+    """Take the turns of trials that are further there, all of a trial or none: they are one life's.
+
+    Two copies of a run that was gone on with in both have turns that saw other things.
+    """
+    for (trial_id,) in raw.execute(_MORE_TURNS_THERE, (run_id,)).fetchall():
+        raw.execute("DELETE FROM main.turns WHERE trial_id = ?", (trial_id,))
+        _insert(raw, "turns", "trial_id = ?", trial_id)
 
 
 def _take_ending(raw: sqlite3.Connection, run_id: str) -> None:

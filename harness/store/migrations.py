@@ -335,6 +335,7 @@ CREATE TABLE turns (
     trial_id TEXT NOT NULL REFERENCES trials (trial_id) ON DELETE CASCADE,
     attempt INTEGER NOT NULL CHECK (attempt >= 0),
     turn INTEGER NOT NULL CHECK (turn >= 0),
+    whereabouts TEXT NOT NULL,
     record TEXT NOT NULL,
     PRIMARY KEY (trial_id, attempt, turn)
 ) STRICT;

@@ -16,12 +16,14 @@ class TurnRow:
 
     Args:
         attempt: TrialRow.attempt of the trial it belongs to.
+        whereabouts: which machine and code ran it, one string for both.
         record: the form of a TrialRecord.
     """
 
     trial_id: str
     attempt: int
     turn: int
+    whereabouts: str
     record: Mapping[str, Any]
 
 

@@ -26,7 +26,7 @@ Keys = frozenset[str]
 
 SPOOL_KINDS: dict[str, Keys] = {
     "trial": frozenset({"trial", "requests", "accepts"}),
-    "turn": frozenset({"trial_id", "attempt", "turn", "record"}),
+    "turn": frozenset({"trial_id", "attempt", "turn", "whereabouts", "record"}),
     "condition": frozenset({"run_id", "sampled_at", "phase"}),
     "divergence": frozenset({"trial_id", "prompt_id", "reference", "position"}),
     "law": frozenset({"trial_id", "position", "draws", "evidence"}),

@@ -231,7 +231,7 @@ class EvalStore:
     ) -> SaveOutcome:
         """Keep turns of trials of the run that was begun or resumed last, until these are through.
 
-        One of a trial that is through, or that is kept already, is left aside.
+        One of a trial that is through is left aside.
 
         Args:
             conditions: samples of the machine up to their end, in the same transaction.

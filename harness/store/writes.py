@@ -96,7 +96,7 @@ def write_trial(raw: sqlite3.Connection, content: Mapping[str, Any]) -> bool:
 
 
 def write_turn(raw: sqlite3.Connection, content: Mapping[str, Any]) -> bool:
-    """Keep a turn of a trial that is not through; False when it is, or the turn is there already.
+    """Keep a turn of a trial that is not through, in place of one elsewhere; False when it is.
 
     Raises:
         StoreError: the plan of this database has no such trial.
@@ -105,7 +105,7 @@ def write_turn(raw: sqlite3.Connection, content: Mapping[str, Any]) -> bool:
     if raw.execute(f"SELECT 1 FROM trials WHERE {_IS_BEHIND}", turn).fetchone() is None:
         _require_trial(raw, turn)
         return False
-    return _insert(raw, "turns", turn, "OR IGNORE")
+    return _insert(raw, "turns", turn, "OR REPLACE")
 
 
 def write_condition(raw: sqlite3.Connection, content: Mapping[str, Any]) -> bool:

@@ -39,7 +39,7 @@ SERVE_FLAGS = ("--allow-overrides", "--request-timeout", "86400", "--drain", "0"
 
 
 class ServeStats:
-    """What a `fm serve` tells of its steps and memory, as differences over a trial."""
+    """What a `fm serve` tells of its steps and memory, as differences over a turn."""
 
     def __init__(self, client: LoadClient[ChatReply]) -> None:
         self._client = client
@@ -171,7 +171,7 @@ class HttpTarget:
             compile_schemas(self._opened(), workload)
 
     def run(self, job: TrialJob, on_tokens: OnTokens) -> TrialRecord:
-        """Run a trial; a server that was lost is started again by the next one."""
+        """Run a turn of a trial; a server that was lost is started again by the next one."""
         if job.cell.key.is_peer:
             return self.peers.run(job, self._opened(), on_tokens)
         return self._server(job.cell.config).server.run(job, on_tokens)

@@ -118,7 +118,7 @@ class InProcess:
         warm_up = self._warm_up(engine, job)
         requests = requests_of(self._opened(), job, job.prompts, job.max_tokens)
         if not job.turn:
-            # Only here: filling the cache again costs the next first token some milliseconds.
+            # Only here: filling the cache again is in the time of the next first token.
             mx.clear_cache()
         mx.reset_peak_memory()
         work = WorkMeter(engine)

@@ -71,7 +71,7 @@ class RemoteTarget:
             raise CannotRunError(reason)
 
     def run(self, job: TrialJob, on_tokens: OnTokens) -> TrialRecord:
-        """Run a trial."""
+        """Run a turn of a trial."""
         if job.cell.key.is_peer:
             return self.peers.run(job, self._local(), on_tokens)
         return self._opened().run(job, on_tokens)

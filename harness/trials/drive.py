@@ -1,4 +1,4 @@
-"""Drive an engine through the requests of a trial, and note when each token was read.
+"""Drive an engine through the requests of a turn, and note when each token was read.
 
 The clock is read after Engine.step returns, which is after the device was waited for. Nothing but
 the reading of it happens between two steps.
@@ -45,7 +45,7 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Drive:
-    """What a trial's requests did, in submission order."""
+    """What a turn's requests did, in submission order."""
 
     served: tuple[Served, ...]
     tally: StepTally

@@ -30,6 +30,7 @@ class Scripted:
         before: called with each job before it is answered; may raise.
         broken: models that cannot be opened, with the error.
         gap: what the oracle says of a parting; None says nothing.
+        takes_turns: as a side of `fm gate --base`.
 
     Attributes:
         ran: trials that it was through with.
@@ -41,6 +42,7 @@ class Scripted:
     before: Callable[[TrialJob], None] = lambda job: None
     broken: dict[str, FmError] = field(default_factory=dict)
     gap: float | None = None
+    takes_turns: bool = True
     now_s: float = 0.0
     ran: list[str] = field(default_factory=list)
     turns: list[tuple[str, int]] = field(default_factory=list)

@@ -150,6 +150,18 @@ def test_errors_of_a_side_keep_what_a_run_treats_them_as(
     other.close()
 
 
+@pytest.mark.parametrize(("told", "expected"), [({}, False), ({"takes_turns": True}, True)])
+def test_a_child_that_says_nothing_of_turns_knows_none(
+    tmp_path: Path, told: dict[str, object], expected: bool
+) -> None:
+    begun = {"done": {"root": str(tmp_path.resolve()), "protocol": PROTOCOL, **told}}
+    opened = {"done": {"model": {"name": "m"}}}
+    other = stub(tmp_path, SCRIPT.format(answers=[begun, opened]))
+    other.open("m")
+    assert other.takes_turns is expected
+    other.close()
+
+
 def test_a_child_that_writes_no_text_is_ended(tmp_path: Path) -> None:
     """A reader that gave up would leave everyone waiting for an answer."""
     code = "import os, time; os.write(1, bytes([255, 10])); time.sleep(600)"

@@ -15,7 +15,7 @@ from harness.planning.matrix import identity_reference, plan_matrix, ratio_basel
 from harness.running.plan_rows import cell_row, choices_of, settings_of
 from harness.running.session import checked, command_of
 from harness.store import ModelRow, RunRow
-from harness.trials.target import CannotRunError
+from harness.trials.target import CannotRunError, TrialJob
 from harness.workloads.workload import Workload
 from tests.harness.jobs import CATALOGUE, CHAT, PEOPLE, cell_of, job_of
 from tests.harness.scripted import Scripted
@@ -111,6 +111,25 @@ def test_a_trial_runs_on_its_side() -> None:
     both.run(twin, lambda count: None)
     assert both.head.ran == [own.trial.trial_id]
     assert both.base.ran == [twin.trial.trial_id]
+
+
+@pytest.mark.parametrize("older", ["head", "base", ""])
+def test_both_sides_begin_a_turn_as_the_older_one_can(older: str) -> None:
+    """One that knows of no turns empties its cache and replays masks in each of them."""
+    seen: list[tuple[int, bool]] = []
+
+    def note(job: TrialJob) -> None:
+        seen.append((job.turn, job.wants_replay))
+
+    both = TwoSides(
+        head=Scripted(before=note, takes_turns=older != "head"),
+        base=Scripted(before=note, takes_turns=older != "base"),
+    )
+    cell = cell_of("serial")
+    for side in ("", "base"):
+        job = job_of(replace(cell, key=replace(cell.key, side=side)))
+        both.run(replace(job, turn=2, num_turns=4, wants_replay=False), lambda count: None)
+    assert seen == [(0, True) if older else (2, False)] * 2
 
 
 def skips(both: TwoSides) -> dict[str, str]:

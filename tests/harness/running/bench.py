@@ -78,7 +78,9 @@ class Bench:
     models: dict[str, ModelRow]
     run_id: str
 
-    def go(self, target: Scripted, stream: io.StringIO | None = None) -> Outcome:
+    def go(
+        self, target: Scripted, stream: io.StringIO | None = None, whereabouts: str = "here"
+    ) -> Outcome:
         stored = self.store.load_plan(self.run_id)
         loop = RunLoop(
             store=self.store,
@@ -86,10 +88,11 @@ class Bench:
             progress=LineProgress(stream or io.StringIO()),
             observe=condition,
             clock=target.clock,
+            whereabouts=whereabouts,
         )
         planned = pending_trials(self.matrix, stored, self.models)
         return loop.run(
-            going_on(planned, self.store.turns(self.run_id)),
+            going_on(planned, self.store.turns(self.run_id), whereabouts),
             finished_trials(self.matrix, stored, self.models),
         )
 

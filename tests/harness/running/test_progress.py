@@ -12,6 +12,7 @@ from harness.running.progress import (
     UNTOLD_S,
     BarProgress,
     LineProgress,
+    Standing,
     TimeLeft,
     progress_for,
     spoken,
@@ -33,10 +34,10 @@ def test_plain_lines_hold_no_control_sequences() -> None:
     stream = io.StringIO()
     lines = LineProgress(stream)
     lines.begin(None, 2)
-    lines.turn("m chat serial block 1", 64, 0.5, None)
+    lines.turn("m chat serial block 1", 64, 0.5, Standing(0.0, None))
     lines.tokens(1)
-    lines.turn("m chat serial block 1", 64, 0.5, None)
-    lines.done("m chat serial block 1", "64 tokens", 2.5, 61.0)
+    lines.turn("m chat serial block 1", 64, 0.5, Standing(0.5, None))
+    lines.done("m chat serial block 1", "64 tokens", 2.5, Standing(1.0, 61.0))
     lines.close()
     told = stream.getvalue()
     assert told == "1/2 m chat serial block 1: 64 tokens in 2.5 s, about 1 min 01 s left\n"
@@ -47,8 +48,8 @@ def test_plain_lines_tell_how_far_a_run_is_while_no_trial_ends() -> None:
     stream, now_s = io.StringIO(), 0.0
     lines = LineProgress(stream, clock=lambda: now_s)
     lines.begin(None, 2)
-    for _ in range(10):
-        lines.turn("m chat serial block 1", 64, 0.1, 125.0)
+    for turn in range(10):
+        lines.turn("m chat serial block 1", 64, 0.1, Standing(turn / 10, 125.0))
         now_s += UNTOLD_S / 2 + 1
     told = stream.getvalue().splitlines()
     assert told[0] == "0/2 10 % through, about 2 min 05 s left"
@@ -59,11 +60,9 @@ def test_the_bar_shows_the_trial_its_tokens_and_the_time_left() -> None:
     stream = Terminal()
     bar = BarProgress(stream)
     bar.begin(None, 3)
-    bar.turn("m chat serial", 64, 0.5, None)
-    bar.turn("m chat batch2", 64, 1, None)
-    bar.turn("m chat serial", 64, 0.5, None)
+    bar.turn("m chat serial", 64, 0.5, Standing(1.5, None))
     bar.tokens(5)
-    bar.done("m chat serial", "64 tokens", 9.0, 90.0)
+    bar.done("m chat serial", "64 tokens", 9.0, Standing(2.0, 90.0))
     bar.note("something [odd] happened")
     bar.close()
     told = stream.getvalue()
@@ -79,7 +78,12 @@ def test_the_time_left_is_shown_beside_the_end_of_a_name_of_any_length(
     stream = Terminal()
     bar = BarProgress(stream)
     bar.begin(3600.0, 3)
-    bar.turn(f"model chat serial+spec{'@setting=1' * 9}@num_draft_tokens=3 block 1", 64, 1, 3600.0)
+    bar.turn(
+        f"model chat serial+spec{'@setting=1' * 9}@num_draft_tokens=3 block 1",
+        64,
+        1,
+        Standing(0.0, 3600.0),
+    )
     bar.tokens(5)
     bar.close()
     last = stream.getvalue().rsplit("_tokens=3 block 1", 1)[1]

@@ -212,6 +212,22 @@ def test_draws_that_cannot_be_judged_are_not_green(tmp_path: Path) -> None:
     assert {row.status for row in bench.gate("law")} == {"incomplete"}
 
 
+def test_draws_of_a_trial_that_failed_wait_for_no_judge(tmp_path: Path) -> None:
+    """Its first turns went well; the oracle has those of trials that are done alone."""
+    bench = begin(tmp_path, SAMPLED)
+
+    def fail(job: TrialJob) -> None:
+        if job.cell.name == "serial+spec@rejection" and job.trial.block == 0 and job.turn:
+            raise ModelError("weights are gone")
+
+    bench.go(Scripted(before=fail))
+    assert any(trial.status == "failed" for trial in bench.data.trials)
+    (law,) = bench.gate("law")
+    # Of two trials of two replies, four tokens and an end each.
+    assert (law.status, law.n) == ("pass", 20)
+    assert "not judged" not in law.detail
+
+
 def test_a_parting_that_cannot_be_judged_is_not_green(tmp_path: Path) -> None:
     def drifting(job: TrialJob, prompt: Prompt) -> tuple[int, ...]:
         return (1, 2) if job.cell.name == "batch2" else (1, 2, 3)

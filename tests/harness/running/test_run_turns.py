@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ModelError
-from harness.running.plan_rows import pending_trials
-from harness.running.progress import LineProgress
+from harness.calibration.rehearsal import Unseen
+from harness.running.plan_rows import going_on, pending_trials
+from harness.running.progress import LineProgress, Standing
 from harness.running.run import SAVED_EVERY_S, RunLoop
 from harness.store import ConditionRow, EvalStore, utc_now
 from harness.trials.target import TrialJob
@@ -55,7 +56,7 @@ def test_a_run_goes_on_between_two_turns_of_a_trial(
     assert not bench.store.turns(bench.run_id)
 
 
-def observed(bench: Bench) -> object:
+def observed(bench: Bench) -> tuple[object, object]:
     """What a run saw, without ids and instants."""
     places = {trial.trial_id: (trial.cell, trial.block) for trial in bench.data.trials}
     trials = [
@@ -96,6 +97,74 @@ def test_turns_that_a_kill_took_are_run_again_and_counted_once(
     assert set(first.turns) & set(second.turns) == set(since)
     assert {trial.tokens for trial in bench.data.trials} == {8}
     assert Counter(row.trial_id for row in bench.data.requests).most_common()[-1][1] == 2
+
+
+def test_a_trial_is_of_one_machine_and_one_code(tmp_path: Path) -> None:
+    """Turns that other code ran are run again, and do not come back when that code does."""
+    bench, whole = begin(tmp_path), begin(tmp_path / "whole")
+    whole.go(Scripted())
+    lives = [("one", 4), ("other", 2), ("one", 3)]
+    for place, (code, turns) in enumerate(lives):
+        target = Scripted(speeds=dict.fromkeys(("serial", "serial+spec", "batch2"), 50.0))
+
+        def stop(_job: TrialJob, target: Scripted = target, turns: int = turns) -> None:
+            if len(target.turns) == turns:
+                raise KeyboardInterrupt
+
+        target.before = stop
+        before = [trial.trial_id for trial in bench.store.pending_trials(bench.run_id)]
+        assert bench.go(target, whereabouts=code).ending == "interrupted"
+        assert target.turns[0][1] == 0 or not place
+        assert {name for name, _ in target.turns} <= set(before)
+    assert bench.go(Scripted(), whereabouts="elsewhere").ending == "finished"
+    assert observed(bench)[1] == observed(whole)[1]
+    assert not bench.store.turns(bench.run_id)
+
+
+@pytest.mark.parametrize("at_turn", [0, 1, 4, 9])
+def test_progress_tells_all_of_a_run_that_was_gone_on_with_or_failed(
+    tmp_path: Path, at_turn: int
+) -> None:
+    bench, first = begin(tmp_path), Scripted()
+
+    def stop(_job: TrialJob) -> None:
+        if len(first.turns) == at_turn:
+            raise KeyboardInterrupt
+
+    first.before = stop
+    bench.go(first)
+
+    def fail(job: TrialJob) -> None:
+        if job.cell.name == "serial" and job.trial.block == 2:
+            raise ModelError("weights are gone")
+
+    told = Standings()
+    stored = bench.store.load_plan(bench.run_id)
+    planned = pending_trials(bench.matrix, stored, bench.models)
+    loop = RunLoop(
+        store=bench.store,
+        target=Scripted(before=fail),
+        progress=told,
+        observe=condition,
+    )
+    loop.run(going_on(planned, bench.store.turns(bench.run_id), ""), [])
+    assert told.through == sorted(told.through)
+    assert told.through[-1] == pytest.approx(len(planned))
+    kept = sum(len(item.told) / item.num_turns for item in going_on(planned, (), ""))
+    assert told.through[0] == pytest.approx(kept)
+
+
+class Standings(Unseen):
+    """Remembers how far the run is said to be."""
+
+    def __init__(self) -> None:
+        self.through: list[float] = []
+
+    def turn(self, label: str, planned_tokens: int, share: float, standing: Standing) -> None:
+        self.through.append(standing.through)
+
+    def done(self, label: str, outcome: str, seconds: float, standing: Standing) -> None:
+        self.through.append(standing.through)
 
 
 def test_a_trial_that_failed_in_its_second_turn_begins_anew(tmp_path: Path) -> None:

@@ -132,11 +132,11 @@ def test_turns_of_a_trial_come_along_until_it_is_through(tmp_path: Path) -> None
         (pending, *_) = store.pending_trials(ONE)
         record = {"trial": {}, "requests": [], "accepts": []}
         turns = [
-            TurnRow(trial_id=pending.trial_id, attempt=0, turn=turn, record=record)
+            TurnRow(trial_id=pending.trial_id, attempt=0, turn=turn, whereabouts="", record=record)
             for turn in range(2)
         ]
         assert store.record_turns(turns).saved
-        # One that is kept already is left aside.
+        # Twice is the same as once.
         assert store.record_turns(turns).saved
     assert merged(copy, further) == [MergeOutcome(added=0, advanced=1, known=0)]
     with EvalStore.open(copy) as store:
@@ -150,10 +150,38 @@ def test_turns_of_a_trial_come_along_until_it_is_through(tmp_path: Path) -> None
     assert load(copy, ONE) == load(whole, ONE)
 
 
+def test_turns_of_two_lives_are_never_put_together(tmp_path: Path) -> None:
+    """A copy that was gone on with by itself has turns that saw other things."""
+    sample = full(ONE)
+    copies = [half_run(tmp_path / f"{name}.db", sample, slice(0, 7)) for name in "ab"]
+    kept = []
+    for path, count in zip(copies, (1, 3), strict=True):
+        with EvalStore.open(path) as store:
+            (pending, *_) = store.pending_trials(ONE)
+            turns = [
+                TurnRow(
+                    trial_id=pending.trial_id,
+                    attempt=0,
+                    turn=turn,
+                    whereabouts="",
+                    record={"life": path.name},
+                )
+                for turn in range(count)
+            ]
+            assert store.record_turns(turns).saved
+            kept.append(turns)
+    merged(copies[1], copies[0])
+    merged(copies[0], copies[1])
+    for path in copies:
+        with EvalStore.open(path) as store:
+            assert list(store.turns(ONE)) == kept[1]
+
+
 def test_a_turn_of_a_trial_that_nobody_planned_is_refused(tmp_path: Path) -> None:
     path = stored(tmp_path / "fm.db", full(ONE))
     stray = tmp_path / "spool.jsonl"
-    line = {"kind": "turn", "trial_id": "nobody", "attempt": 0, "turn": 0, "record": "{}"}
+    line = {"kind": "turn", "trial_id": "nobody", "attempt": 0, "turn": 0}
+    line |= {"whereabouts": "", "record": "{}"}
     stray.write_text(f"{json.dumps(line)}\n")
     with EvalStore.open(path) as store, pytest.raises(StoreError, match="nobody is not planned"):
         store.import_spool(stray)
