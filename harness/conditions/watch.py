@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from engine.errors import detail_of
-from harness.conditions.findings import PREFLIGHT
+from harness.conditions.findings import PREFLIGHT, findings
 from harness.conditions.interval import MIN_WINDOW_S, row_between, with_standing
 from harness.conditions.reading import Reading, Standing, read, read_standing
 from harness.store.rows import ConditionRow, utc_now
@@ -65,11 +65,18 @@ class Watch:
     def preflight(self) -> ConditionRow:
         """Return what the machine did since the watch began.
 
-        What changes seldom is told as it was when the watch began, before anything of ours was on
-        the device.
+        After a second that was not clean the time up to a sample counts in its place: a burst of a
+        tenth of a second would be a finding, and one that lasts is one again. What changes seldom
+        is told as it was when the watch began, before anything of ours was on the device.
         """
-        time.sleep(max(0.0, self._preflight_s - (time.monotonic() - self._last.at_s)))
-        return with_standing(self._row(PREFLIGHT), self._standing, None)
+        row = self._row_after(self._preflight_s)
+        if findings(row):
+            row = self._row_after(self._interval_s)
+        return with_standing(row, self._standing, None)
+
+    def _row_after(self, least_s: float) -> ConditionRow:
+        time.sleep(max(0.0, least_s - (time.monotonic() - self._last.at_s)))
+        return self._row(PREFLIGHT)
 
     def start(self, run_id: str) -> None:
         """Begin to sample for a run."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
+import pytest
+
 from harness.conditions.findings import findings
 from harness.conditions.reading import Reading, Standing, read, read_standing
 from harness.conditions.watch import Watch
@@ -101,6 +103,18 @@ def test_the_preflight_lasts_a_second_and_tells_everything() -> None:
 
     assert row.phase == "preflight"
     assert (row.others_cores, row.on_battery) == (1.0, False)
+
+
+@pytest.mark.parametrize(("lasts", "kinds"), [(2, []), (3, ["others"])])
+def test_a_disturbance_counts_before_a_run_when_it_lasts_longer_than_the_first_look(
+    lasts: int, kinds: list[str]
+) -> None:
+    machine = Machine(lambda step: 1.0 if step <= lasts else 0.0)
+    with machine.watch() as watch:
+        row = watch.preflight()
+
+    assert [item.kind for item in findings(row)] == kinds
+    assert row.phase == "preflight"
 
 
 def test_heat_between_two_questions_is_counted() -> None:
