@@ -85,6 +85,29 @@ FAULTS: dict[str, Fault] = {
         # A pipelined lane hides half of a sleep of the host behind the next step.
         switches=(("FM_PIPELINE", "0"),),
     ),
+    "hidden-sleep": Fault(
+        what="every step sleeps for 8 % of its time while the next one is under way",
+        edits=(
+            Edit(
+                path="engine/loop.py",
+                old="        try:\n            self._timer.start()\n",
+                new="        began_s = time.perf_counter()\n"
+                "        try:\n            self._timer.start()\n",
+            ),
+            Edit(
+                path="engine/loop.py",
+                old="                self._land(flight, chosen)\n",
+                new="                time.sleep(0.08 * (time.perf_counter() - began_s))\n"
+                "                self._land(flight, chosen)\n",
+            ),
+        ),
+        finding=("metric", "host_ms"),
+        exit_code=exit_codes.REGRESSION,
+        cells="serial",
+        workload="short-chat",
+        blocks=7,
+        prompts=2,
+    ),
     "doubled-masks": Fault(
         what="every mask is filled twice",
         edits=(

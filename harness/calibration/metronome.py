@@ -58,6 +58,7 @@ class Pace:
         drafted_per_step: drafts of a row in a step; None drafts what is accepted, which is one
             less than `tokens_per_step`.
         mask_s: host time of one mask, part of `step_s`; under a grammar every token has one.
+        host_s: what the host does in a step besides, the device computing or not: part of `step_s`.
     """
 
     step_s: float = setting(0.02, "seconds of a decode step", low=0, high=1e6)
@@ -65,6 +66,7 @@ class Pace:
     tokens_per_step: int = setting(1, "tokens a row gets in a decode step", low=1, high=64)
     drafted_per_step: int | None = setting(None, "drafts a row and step", low=0, high=64)
     mask_s: float = setting(0.0, "seconds of one mask", low=0, high=1e6)
+    host_s: float = setting(0.0, "seconds of the host in a step, masks aside", low=0, high=1e6)
     noise: float = setting(0.0, "deviation of the log of a turn's time", low=0, high=10)
     step_noise: float = setting(0.0, "deviation of the log of a step's time", low=0, high=10)
     drift_per_trial: float = setting(0.0, "log of the time, a trial", low=-1, high=1)
@@ -164,10 +166,12 @@ class Metronome:
             for event in self._emit(request_id, row, width, kind)
         ]
         noise = self.rng.lognormvariate(0, self.pace.step_noise) if self.pace.step_noise else 1.0
-        ended_s = started_s + seconds * self.slowness * noise
+        slowness = self.slowness * noise
+        ended_s = started_s + seconds * slowness
         committed = sum(event.token_id is not None for event in events)
         masked = sum(row.request.constraint is not None for row in rows.values()) * width
         mask_s = masked * self.pace.mask_s
+        host_s = mask_s + self.pace.host_s * slowness
         self.last_step = StepReport(
             kind=kind,
             rows=num_rows,
@@ -181,7 +185,7 @@ class Metronome:
             mask_positions=masked,
             started_s=started_s,
             ended_s=ended_s,
-            wait_s=max(0.0, ended_s - started_s - mask_s),
+            wait_s=max(0.0, ended_s - started_s - host_s),
         )
         # Nothing but the wait is left to do: what is done in a step is part of its time.
         over_s = self.clock.wait_until(ended_s)

@@ -9,6 +9,9 @@ from harness.stats import percentile, rate
 from harness.store.index import Place, RunIndex
 from harness.store.rows import TrialRow
 
+LEAST_HOST_MS = 0.001
+"""Less than a microsecond is what subtracting sums leaves, and no host time."""
+
 Read = Callable[[RunIndex, TrialRow], float | None]
 
 
@@ -54,6 +57,18 @@ def _mask_us(_index: RunIndex, trial: TrialRow) -> float | None:
     return 1e6 * trial.replay_mask_s / trial.replay_tokens
 
 
+def _host_ms(_index: RunIndex, trial: TrialRow) -> float | None:
+    """What is left of a decode step without its waits for the device.
+
+    To launch is to wait as well, where MLX takes no more operations until earlier ones are done.
+    """
+    step_s, wait_s, launch_s = trial.step_s, trial.wait_s, trial.launch_s
+    if step_s is None or wait_s is None or launch_s is None or not trial.decode_steps:
+        return None
+    host_ms = 1000 * (step_s - wait_s - launch_s) / trial.decode_steps
+    return host_ms if host_ms > LEAST_HOST_MS else None
+
+
 METRICS: dict[str, Metric] = {
     "tok_s": Metric(what="tokens a second", is_better_high=True, is_timing=True, read=_tok_s),
     "ttft_ms": Metric(
@@ -65,6 +80,7 @@ METRICS: dict[str, Metric] = {
     "mask_us": Metric(
         what="mask time a token", is_better_high=False, is_timing=True, read=_mask_us
     ),
+    "host_ms": Metric(what="host time a step", is_better_high=False, is_timing=True, read=_host_ms),
 }
 """Every metric a policy may name."""
 

@@ -116,12 +116,15 @@ USUAL = {
 NOISE = {"noise": 0.01, "step_noise": 0.03, "outlier_rate": 0.01, "outlier_factor": 1.3}
 """What a quiet machine adds: 1 % a trial, 3 % a step; one trial in a hundred takes 1.3 times."""
 
+USUALLY = {"host_s": 0.002, "drift_per_trial": 0.0005, **NOISE}
+"""What all of them share: the host's part of a step, and a machine that warms up."""
+
 
 def metronome_gate(
     seed: int, change: Callable[[Pace], Pace] = lambda pace: pace, policy: str = "default"
 ) -> Judgement:
     """Judge a head that is a changed base, on a machine with noise, autocorrelation and drift."""
-    noisy = {name: replace(pace, **NOISE, drift_per_trial=0.0005) for name, pace in USUAL.items()}
+    noisy = {name: replace(pace, **USUALLY) for name, pace in USUAL.items()}
     speeds = {name: change(pace) for name, pace in noisy.items()}
     speeds |= {f"{name}@base": pace for name, pace in noisy.items()}
     choices = Choices(

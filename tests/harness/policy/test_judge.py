@@ -104,6 +104,34 @@ def test_a_change_below_what_matters_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("parts", "status"),
+    [
+        ({"step_s": 1.00, "wait_s": 0.50, "launch_s": 0.30}, "pass"),
+        ({"step_s": 1.00, "wait_s": 0.70, "launch_s": 0.10}, "pass"),
+        ({"step_s": 1.00, "wait_s": 0.40, "launch_s": 0.30}, "fail"),
+        ({"step_s": 0.50, "wait_s": 0.10, "launch_s": 0.10}, "fail"),
+    ],
+)
+def test_host_time_is_what_a_step_leaves_without_its_waits(
+    tmp_path: Path, parts: dict[str, float], status: str
+) -> None:
+    def taking(parts: dict[str, float]):  # type: ignore[no-untyped-def]  # a maker of trial values
+        return lambda block: {
+            "decode_steps": 50,
+            **{name: seconds * JITTER[block] for name, seconds in parts.items()},
+        }
+
+    usual = {"step_s": 1.00, "wait_s": 0.50, "launch_s": 0.30}
+    judgement = judged(both(compared(), head=taking(parts), base=taking(usual)), tmp_path)
+    assert found(judgement, "metric", "host_ms").status == status
+
+
+def test_a_step_whose_waits_nobody_told_has_no_host_time(tmp_path: Path) -> None:
+    sample = both(compared(), head=speed(), base=speed())
+    assert not [item for item in judged(sample, tmp_path).findings if item.name == "host_ms"]
+
+
+@pytest.mark.parametrize(
     ("head", "base", "name"),
     [
         ((9, 4, 10), (8, 4, 10), "drafted"),
