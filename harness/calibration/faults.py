@@ -268,10 +268,12 @@ class Copy:
             *("--blocks", str(fault.blocks), "--prompts", str(fault.prompts), "--db", "fm.db"),
             *("--json", "gate.json", "--summary", "gate.md", *options),
         ]
+        # Packages may be on the path too; the copy goes before them.
+        path = os.pathsep.join(filter(None, (str(self.root), os.environ.get("PYTHONPATH"))))
         done = subprocess.run(
             command,
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(self.root)} | dict(fault.switches),
+            env=os.environ | {"PYTHONPATH": path} | dict(fault.switches),
             capture_output=True,
             text=True,
             check=False,
