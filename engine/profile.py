@@ -17,8 +17,14 @@ from engine.shapes import CAPACITY_BLOCK, STEP_WIDTHS, round_up, row_bucket
 ROUNDS = 3
 """Forwards of each shape, of which the fastest counts: whatever else runs here only adds time."""
 
+FIRST_S = 3.0
+"""Time after which no shape is run for the first time; it lies on the line through the others."""
+
 PROFILE_S = 1.5
-"""Time after which no forward is begun; what is left lies on the line through what was measured."""
+"""Time for all further runs, on a clock of its own: a first run may trace and compile, which takes
+long and says nothing of a step. By such prices a batch was never given drafts, for as long as its
+engine was open (docs/decisions/budgets.md).
+"""
 
 START = 384
 """Cached tokens of the first row; every row has one more than the one before, as in a batch.
@@ -40,8 +46,9 @@ class Timing:
 def profile_steps(runner: Runner, max_rows: int, widest: int = STEP_WIDTHS[-1]) -> StepCosts:
     """Time decode forwards of one row and of `max_rows`, at each width up to `widest`.
 
-    Waits for the device, for about PROFILE_S in all, and leaves the runner's cache as it is. A step
-    launched ahead saves its launch or the computing it overlaps with, whichever is shorter.
+    Waits for the device, for FIRST_S + PROFILE_S at most and a forward over, and leaves the
+    runner's cache as it is. A step launched ahead saves its launch or the computing it overlaps
+    with, whichever is shorter.
 
     Returns:
         Costs in seconds.
@@ -63,12 +70,14 @@ def _fastest(runner: Runner, max_rows: int, widest: int) -> dict[tuple[int, int]
     widths = [width for width in STEP_WIDTHS if width <= widest]
     shapes = [(rows, width) for width in widths for rows in sorted({1, max_rows})]
     found: dict[tuple[int, int], Timing] = {}
-    deadline_s = time.perf_counter() + PROFILE_S
-    for shape in shapes * ROUNDS:
-        is_needed = shape[1] == STEP_WIDTHS[0] and shape not in found
-        if is_needed or time.perf_counter() < deadline_s:
-            timing = _run(runner, *shape)
-            found[shape] = min(found.get(shape, timing), timing, key=lambda each: each.total_s)
+    first_until_s = time.perf_counter() + FIRST_S
+    for shape in shapes:
+        if shape[1] == STEP_WIDTHS[0] or time.perf_counter() < first_until_s:
+            found[shape] = _run(runner, *shape)
+    until_s = time.perf_counter() + PROFILE_S
+    for shape in list(found) * (ROUNDS - 1):
+        if time.perf_counter() < until_s:
+            found[shape] = min(found[shape], _run(runner, *shape), key=lambda each: each.total_s)
     return found
 
 
