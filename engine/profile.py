@@ -21,9 +21,9 @@ FIRST_S = 3.0
 """Time after which no shape is run for the first time; it lies on the line through the others."""
 
 PROFILE_S = 1.5
-"""Time for all further runs, on a clock of its own: a first run may trace and compile, which takes
-long and says nothing of a step. By such prices a batch was never given drafts, for as long as its
-engine was open (docs/decisions/budgets.md).
+"""Time for further runs, on a clock of its own: a first run may trace and compile, which takes long
+and says nothing of a step. By such prices a batch was never given drafts, for as long as its engine
+was open (docs/decisions/budgets.md). So a second run comes always, and a third in what is left.
 """
 
 START = 384
@@ -46,8 +46,8 @@ class Timing:
 def profile_steps(runner: Runner, max_rows: int, widest: int = STEP_WIDTHS[-1]) -> StepCosts:
     """Time decode forwards of one row and of `max_rows`, at each width up to `widest`.
 
-    Waits for the device, for FIRST_S + PROFILE_S at most and a forward over, and leaves the
-    runner's cache as it is. A step launched ahead saves its launch or the computing it overlaps
+    Waits for the device, for about FIRST_S and as long again where nothing is compiled, and leaves
+    the runner's cache as it is. A step launched ahead saves its launch or the computing it overlaps
     with, whichever is shorter.
 
     Returns:
@@ -75,8 +75,8 @@ def _fastest(runner: Runner, max_rows: int, widest: int) -> dict[tuple[int, int]
         if shape[1] == STEP_WIDTHS[0] or time.perf_counter() < first_until_s:
             found[shape] = _run(runner, *shape)
     until_s = time.perf_counter() + PROFILE_S
-    for shape in list(found) * (ROUNDS - 1):
-        if time.perf_counter() < until_s:
+    for number, shape in enumerate(list(found) * (ROUNDS - 1)):
+        if number < len(found) or time.perf_counter() < until_s:
             found[shape] = min(found[shape], _run(runner, *shape), key=lambda each: each.total_s)
     return found
 

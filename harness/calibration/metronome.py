@@ -58,7 +58,8 @@ class Pace:
         drafted_per_step: drafts of a row in a step; None drafts what is accepted, which is one
             less than `tokens_per_step`.
         mask_s: host time of one mask, part of `step_s`; under a grammar every token has one.
-        host_s: what the host does in a step besides, the device computing or not: part of `step_s`.
+        host_s: what the host does in a step besides masks, whether the device computes meanwhile
+            or not; part of `step_s`.
     """
 
     step_s: float = setting(0.02, "seconds of a decode step", low=0, high=1e6)

@@ -33,7 +33,8 @@ class Watch:
     Args:
         roots: processes that are ours beside this one and its children: a measured server. None
             where such a server's process is not known, so that others cannot be told from it.
-        preflight_s: how long the machine is looked at before a run, at least.
+        preflight_s: how long the machine is looked at before a run, at least; where it was not
+            clean, `interval_s` more.
         interval_s, standing_interval_s: the least time between two readings of each sort.
         read, read_standing: how the machine is read.
     """

@@ -58,9 +58,10 @@ def _mask_us(_index: RunIndex, trial: TrialRow) -> float | None:
 
 
 def _host_ms(_index: RunIndex, trial: TrialRow) -> float | None:
-    """What is left of a decode step without its waits for the device.
+    """What is left of a decode step without its launches and its waits for the device.
 
-    To launch is to wait as well, where MLX takes no more operations until earlier ones are done.
+    To launch is to wait as well, where MLX takes no more operations until earlier ones are done. A
+    draft model's own launches and waits are left in.
     """
     step_s, wait_s, launch_s = trial.step_s, trial.wait_s, trial.launch_s
     if step_s is None or wait_s is None or launch_s is None or not trial.decode_steps:

@@ -52,7 +52,7 @@ def test_a_profile_whose_time_is_over_runs_what_it_needs_and_no_more(
     monkeypatch.setattr(profile, "_run", counted)
     costs = profile_steps(Runner(tiny_model()), 128)
 
-    assert shapes == [(1, STEP_WIDTHS[0]), (128, STEP_WIDTHS[0])]
+    assert shapes == [(1, STEP_WIDTHS[0]), (128, STEP_WIDTHS[0])] * 2
     assert costs.forward(128, 16) >= costs.forward(128, 1)
 
 
