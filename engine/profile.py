@@ -14,16 +14,13 @@ from engine.plan import RowRange
 from engine.runner import Runner
 from engine.shapes import CAPACITY_BLOCK, STEP_WIDTHS, round_up, row_bucket
 
-ROUNDS = 3
-"""Forwards of each shape, of which the fastest counts: whatever else runs here only adds time."""
-
-FIRST_S = 3.0
-"""Time after which no shape is run for the first time; it lies on the line through the others."""
-
 PROFILE_S = 1.5
-"""Time for further runs, on a clock of its own: a first run may trace and compile, which takes long
-and says nothing of a step. By such prices a batch was never given drafts, for as long as its engine
-was open (docs/decisions/budgets.md). So a second run comes always, and a third in what is left.
+"""Time for forwards that nobody needs, by the prices found so far: of widths between the narrowest
+and the widest, which lie on a line otherwise, and third runs.
+
+No clock decides this. A first run may trace and compile for seconds; on a fresh machine that used
+up a limit in wall time at the second shape, and the widths left unmeasured, priced by the token,
+kept a batch from ever being given drafts (docs/decisions/budgets.md).
 """
 
 START = 384
@@ -46,9 +43,9 @@ class Timing:
 def profile_steps(runner: Runner, max_rows: int, widest: int = STEP_WIDTHS[-1]) -> StepCosts:
     """Time decode forwards of one row and of `max_rows`, at each width up to `widest`.
 
-    Waits for the device, for about FIRST_S and as long again where nothing is compiled, and leaves
-    the runner's cache as it is. A step launched ahead saves its launch or the computing it overlaps
-    with, whichever is shorter.
+    Waits for the device, which computes for some 2 * PROFILE_S, for longer where four forwards do,
+    and compiles what these shapes need. Leaves the runner's cache as it is. A step launched ahead
+    saves its launch or the computing it overlaps with, whichever is shorter.
 
     Returns:
         Costs in seconds.
@@ -66,19 +63,30 @@ def profile_steps(runner: Runner, max_rows: int, widest: int = STEP_WIDTHS[-1]) 
 
 
 def _fastest(runner: Runner, max_rows: int, widest: int) -> dict[tuple[int, int], Timing]:
-    """Run all shapes, (rows, width), in turns, so that a slow moment hits no single one."""
-    widths = [width for width in STEP_WIDTHS if width <= widest]
-    shapes = [(rows, width) for width in widths for rows in sorted({1, max_rows})]
+    """Return the faster of two runs of each shape, (rows, width), or of three."""
     found: dict[tuple[int, int], Timing] = {}
-    first_until_s = time.perf_counter() + FIRST_S
-    for shape in shapes:
-        if shape[1] == STEP_WIDTHS[0] or time.perf_counter() < first_until_s:
-            found[shape] = _run(runner, *shape)
-    until_s = time.perf_counter() + PROFILE_S
-    for number, shape in enumerate(list(found) * (ROUNDS - 1)):
-        if number < len(found) or time.perf_counter() < until_s:
-            found[shape] = min(found[shape], _run(runner, *shape), key=lambda each: each.total_s)
+    spent_s = 0.0
+    for shape in _shapes(max_rows, widest):
+        if spent_s < PROFILE_S or shape[1] in (STEP_WIDTHS[0], widest):
+            found[shape] = _faster(_run(runner, *shape), _run(runner, *shape))
+            spent_s += found[shape].total_s
+    for shape, timing in list(found.items()):
+        if spent_s < PROFILE_S:
+            found[shape] = _faster(timing, _run(runner, *shape))
+            spent_s += found[shape].total_s
     return found
+
+
+def _shapes(max_rows: int, widest: int) -> list[tuple[int, int]]:
+    """Return what is measured, (rows, width): first what is needed, the ends of each line."""
+    between = [width for width in STEP_WIDTHS[1:] if width < widest]
+    widths = [*dict.fromkeys((STEP_WIDTHS[0], widest)), *between]
+    return [(rows, width) for width in widths for rows in sorted({1, max_rows})]
+
+
+def _faster(one: Timing, other: Timing) -> Timing:
+    """Whatever else runs here only adds time."""
+    return min(one, other, key=lambda each: each.total_s)
 
 
 def _run(runner: Runner, rows: int, width: int) -> Timing:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-from types import SimpleNamespace
+from collections.abc import Callable
 
 import pytest
 
 from engine import arrays, profile
 from engine.cache.slots import SlotCache
+from engine.costs import StepCosts
 from engine.kv_budget import Rectangle
 from engine.plan import RowRange
-from engine.profile import FIRST_S, PROFILE_S, Timing, profile_steps
+from engine.profile import PROFILE_S, Timing, profile_steps
 from engine.runner import Runner
 from engine.shapes import STEP_WIDTHS
 from engine.testing import tiny_model
@@ -38,44 +38,45 @@ def test_a_profile_prices_one_row_and_the_most_rows_and_leaves_the_cache_alone()
     assert all(costs.forward(rows, width) > 0 for rows in (1, 2, 3, 4) for width in STEP_WIDTHS)
 
 
-def test_a_profile_whose_time_is_over_runs_what_it_needs_and_no_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """By a clock on which each reading comes when all the time has passed."""
-    clock, run, shapes = itertools.count(0.0, FIRST_S), profile._run, []
+class Machine:
+    """Runs forwards by a price list instead; the first of a shape takes `compile_s` more."""
 
-    def counted(runner: Runner, rows: int, width: int) -> Timing:
-        shapes.append((rows, width))
-        return run(runner, rows, width)
+    def __init__(self, prices: Callable[[int, int], float], compile_s: float) -> None:
+        self._prices, self._compile_s = prices, compile_s
+        self.run_shapes: list[tuple[int, int]] = []
 
-    monkeypatch.setattr(profile, "time", SimpleNamespace(perf_counter=clock.__next__))
-    monkeypatch.setattr(profile, "_run", counted)
-    costs = profile_steps(Runner(tiny_model()), 128)
-
-    assert shapes == [(1, STEP_WIDTHS[0]), (128, STEP_WIDTHS[0])] * 2
-    assert costs.forward(128, 16) >= costs.forward(128, 1)
-
-
-@pytest.mark.parametrize("compile_s", [PROFILE_S / 4, PROFILE_S])
-def test_what_a_first_run_compiles_is_no_part_of_a_price(
-    monkeypatch: pytest.MonkeyPatch, compile_s: float
-) -> None:
-    """A clock on which wide shapes compile for long at first, and cost a tenth more ever after."""
-    passed_s, known = 0.0, set()
-
-    def run(_runner: Runner, rows: int, width: int) -> Timing:
-        nonlocal passed_s
-        took_s = 0.0020 if width == 1 else 0.0022
-        if (rows, width) not in known:
-            known.add((rows, width))
-            took_s += compile_s if width > 1 else 0.01
-        passed_s += took_s
+    def run(self, _runner: Runner, rows: int, width: int) -> Timing:
+        took_s = self._prices(rows, width)
+        if (rows, width) not in self.run_shapes:
+            took_s += self._compile_s
+        self.run_shapes.append((rows, width))
         return Timing(took_s / 2, took_s)
 
-    monkeypatch.setattr(profile, "time", SimpleNamespace(perf_counter=lambda: passed_s))
-    monkeypatch.setattr(profile, "_run", run)
-    costs = profile_steps(Runner(tiny_model()), 4, widest=8)
+    def profile(self, monkeypatch: pytest.MonkeyPatch, rows: int, widest: int) -> StepCosts:
+        monkeypatch.setattr(profile, "_run", self.run)
+        return profile_steps(Runner(tiny_model()), rows, widest)
 
-    assert costs.forward(4, 1) == pytest.approx(0.0020)
-    assert costs.forward(4, 2) == pytest.approx(0.0022)
-    assert costs.forward(4, 8) <= 0.0040
+
+def test_a_slow_model_is_run_at_the_ends_of_each_line_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine(lambda rows, width: PROFILE_S + rows * width / 100, 0.0)
+    costs = machine.profile(monkeypatch, 128, 16)
+
+    ends = [(1, 1), (128, 1), (1, 16), (128, 16)]
+    assert machine.run_shapes == [shape for shape in ends for _ in range(2)]
+    assert costs.forward(128, 8) == pytest.approx(PROFILE_S + 10.24)
+
+
+@pytest.mark.parametrize("compile_s", [0.0, PROFILE_S / 4, PROFILE_S, 20 * PROFILE_S])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_what_first_runs_compile_is_no_part_of_a_price_and_leaves_no_shape_out(
+    monkeypatch: pytest.MonkeyPatch, rows: int, compile_s: float
+) -> None:
+    """Where widths cost a tenth more, a batch that compiles for long has to know it."""
+    machine = Machine(lambda _, width: 0.0020 if width == 1 else 0.0022, compile_s)
+    costs = machine.profile(monkeypatch, rows, 8)
+
+    assert [costs.forward(rows, width) for width in (1, 2, 4, 8)] == pytest.approx(
+        [0.0020, 0.0022, 0.0022, 0.0022]
+    )
